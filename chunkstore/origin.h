@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where objects (layer blobs) come from. An origin only moves bytes: what they are worth is decided
+// by digests above it, so an origin may lie, truncate or fail without harm.
+#ifndef LAMINA_CHUNKSTORE_ORIGIN_H_
+#define LAMINA_CHUNKSTORE_ORIGIN_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "chunkstore/base/digest.h"
+#include "chunkstore/base/status.h"
+
+namespace lamina::chunkstore {
+
+// One range of an object and where its bytes go.
+struct RangeRead {
+  uint64_t offset = 0;
+  std::span<std::byte> into;
+};
+
+// An open object. Any number of threads may read at once.
+class OriginObject {
+ public:
+  virtual ~OriginObject() = default;
+  // Fills all ranges, in flight together where the origin can, and returns when the last is done.
+  // An error means that the content of every `into` is undefined. A range past the end of the object
+  // is kDataLoss. It may block for as long as the origin's own time limits allow.
+  virtual absl::Status Read(std::span<const RangeRead> ranges) = 0;
+};
+
+class Origin {
+ public:
+  virtual ~Origin() = default;
+  // How errors and logs name it, e.g. "oci:/srv/images".
+  virtual std::string name() const = 0;
+  // kNotFound if it has no such object, kDataLoss if the object has another size.
+  virtual absl::StatusOr<std::unique_ptr<OriginObject>> Open(const Digest& digest,
+                                                             uint64_t size) = 0;
+  // Requests below this many bytes are not worth a round trip: 0 for local disks.
+  virtual uint64_t preferred_request_size() const { return 0; }
+};
+
+}  // namespace lamina::chunkstore
+
+#endif  // LAMINA_CHUNKSTORE_ORIGIN_H_

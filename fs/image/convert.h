@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Converts an image into one of Lamina's: the same configuration, each layer as a layer blob.
+#ifndef LAMINA_FS_IMAGE_CONVERT_H_
+#define LAMINA_FS_IMAGE_CONVERT_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "chunkstore/blob_writer.h"
+#include "fs/image/oci.h"
+
+namespace lamina::fs {
+
+struct ConvertOptions {
+  std::string source;       // oci:DIR[:TAG] | oci-archive:FILE[:TAG] | docker-archive:FILE[:REF] | dir:PATH
+  std::string destination;  // oci:DIR[:TAG]
+  std::optional<oci::Platform> platform;  // of the source; default: the host's
+  int level = chunkstore::kDefaultLevel;
+  int jobs = 0;  // 0: one for each processor
+  // Called now and then from the converting thread; may be null.
+  struct Progress {
+    size_t layer = 0;  // from 0
+    size_t layers = 0;
+    uint64_t source_bytes_read = 0;  // of all layers together
+    uint64_t source_bytes = 0;       // 0 if not known
+  };
+  std::function<void(const Progress&)> progress;
+};
+
+struct ConvertedLayer {
+  Digest source_digest;
+  uint64_t source_size = 0;
+  uint64_t files = 0;
+  chunkstore::BlobInfo blob;
+};
+
+struct ConvertResult {
+  Digest manifest_digest;
+  std::vector<ConvertedLayer> layers;
+};
+
+// Checks every digest of the source (manifest, config, layers, diff_ids) on the way. The destination
+// is made if missing and appears by rename; in an existing layout blobs are added and the tag is
+// replaced last. On any error what was there before is untouched.
+absl::StatusOr<ConvertResult> Convert(const ConvertOptions& options);
+
+}  // namespace lamina::fs
+
+#endif  // LAMINA_FS_IMAGE_CONVERT_H_

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A converted image, opened: its configuration, its layers' descriptors and the origin of their
+// blobs. Opening reads manifest and configuration only.
+#ifndef LAMINA_FS_IMAGE_IMAGE_H_
+#define LAMINA_FS_IMAGE_IMAGE_H_
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "chunkstore/blob_tables.h"
+#include "chunkstore/origin.h"
+#include "fs/image/oci.h"
+
+namespace lamina::fs {
+
+struct Image {
+  std::string reference;  // as the user gave it
+  Digest manifest_digest;
+  oci::Manifest manifest;
+  std::string config_json;
+  oci::ImageConfig config;
+  std::vector<chunkstore::LayerDescriptor> layers;  // lowest first
+  std::shared_ptr<chunkstore::Origin> origin;
+};
+
+// `reference` is "oci:DIR[:TAG]". kNotFound if there is no such image; kFailedPrecondition, with the
+// command to run, if the image is there but not converted.
+absl::StatusOr<Image> OpenImage(std::string_view reference, const oci::Platform& platform);
+
+}  // namespace lamina::fs
+
+#endif  // LAMINA_FS_IMAGE_IMAGE_H_

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The parts of the OCI image specification (v1.1) and of Docker's image manifest v2.2 that Lamina
+// reads and writes. Documents come from outside: parsing checks types, digests and sizes, and errors
+// name the field ("manifest: layers[3].size: not a number").
+#ifndef LAMINA_FS_IMAGE_OCI_H_
+#define LAMINA_FS_IMAGE_OCI_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "chunkstore/base/digest.h"
+#include "chunkstore/base/status.h"
+#include "chunkstore/blob_tables.h"
+
+namespace lamina::oci {
+
+inline constexpr std::string_view kIndexType = "application/vnd.oci.image.index.v1+json";
+inline constexpr std::string_view kManifestType = "application/vnd.oci.image.manifest.v1+json";
+inline constexpr std::string_view kConfigType = "application/vnd.oci.image.config.v1+json";
+inline constexpr std::string_view kDockerIndexType =
+    "application/vnd.docker.distribution.manifest.list.v2+json";
+inline constexpr std::string_view kDockerManifestType =
+    "application/vnd.docker.distribution.manifest.v2+json";
+inline constexpr std::string_view kDockerConfigType =
+    "application/vnd.docker.container.image.v1+json";
+// A layer blob of Lamina (chunkstore/FORMAT.md).
+inline constexpr std::string_view kLaminaLayerType = "application/vnd.lamina.layer.v1";
+
+// Annotations of a Lamina layer. The prefix makes containerd pass them to the snapshotter as labels.
+inline constexpr std::string_view kSectionTableOffsetKey =
+    "containerd.io/snapshot/lamina.section-table.offset";
+inline constexpr std::string_view kSectionTableDigestKey =
+    "containerd.io/snapshot/lamina.section-table.digest";
+// Digest of the layer that was converted, as its manifest had it.
+inline constexpr std::string_view kSourceDigestKey = "containerd.io/snapshot/lamina.source-digest";
+// Name of a manifest in an index.json ("tag"), image-spec annotations.md.
+inline constexpr std::string_view kRefNameKey = "org.opencontainers.image.ref.name";
+
+// Documents larger than this are refused (registries allow 4 MiB manifests).
+inline constexpr uint64_t kMaxDocumentSize = 8 << 20;
+
+struct Platform {
+  std::string os = "linux";
+  std::string architecture;
+  std::string variant;
+
+  // "linux/amd64", "linux/arm64/v8".
+  static absl::StatusOr<Platform> Parse(std::string_view text);
+  static Platform Host();
+  std::string ToString() const;
+  // An empty variant matches any.
+  bool Matches(const Platform& other) const;
+};
+
+struct Descriptor {
+  std::string media_type;
+  Digest digest;
+  uint64_t size = 0;
+  std::map<std::string, std::string> annotations;
+  std::optional<Platform> platform;
+
+  // A Lamina layer's, from its annotations; kFailedPrecondition if it is not one.
+  absl::StatusOr<chunkstore::LayerDescriptor> ToLayerDescriptor() const;
+};
+
+struct Manifest {
+  std::string media_type;
+  Descriptor config;
+  std::vector<Descriptor> layers;  // lowest first
+  std::map<std::string, std::string> annotations;
+
+  static absl::StatusOr<Manifest> Parse(std::string_view json);
+  // Canonical: equal manifests give equal bytes.
+  std::string ToJson() const;
+};
+
+struct Index {
+  std::vector<Descriptor> manifests;
+  std::map<std::string, std::string> annotations;
+
+  static absl::StatusOr<Index> Parse(std::string_view json);
+  std::string ToJson() const;
+};
+
+// What running an image needs of its configuration.
+struct ImageConfig {
+  Platform platform;
+  std::vector<Digest> diff_ids;  // of the uncompressed layers, lowest first
+  std::vector<std::string> entrypoint;
+  std::vector<std::string> command;
+  std::vector<std::string> environment;  // "NAME=value"
+  std::string working_directory;
+  std::string user;                      // "name", "uid", "name:group", "uid:gid" or empty
+
+  static absl::StatusOr<ImageConfig> Parse(std::string_view json);
+};
+
+}  // namespace lamina::oci
+
+#endif  // LAMINA_FS_IMAGE_OCI_H_

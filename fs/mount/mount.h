@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Mounts with the kernel's mount calls (fsopen, fsconfig, fsmount, move_mount; Linux 5.2), never with
+// mount(8), which may slip a loop device in. All need CAP_SYS_ADMIN. Errors carry the kernel's own
+// message for the mount attempt where there is one.
+#ifndef LAMINA_FS_MOUNT_MOUNT_H_
+#define LAMINA_FS_MOUNT_MOUNT_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "chunkstore/base/file.h"
+#include "chunkstore/base/status.h"
+
+namespace lamina::fs {
+
+// EROFS from a metadata file and device files, read-only. The files are mounted as they are
+// (Linux 6.12), or through loop devices (`loop`; older kernels), which go when the mount goes.
+absl::Status MountErofs(const std::string& metadata, const std::vector<std::string>& devices,
+                        const std::string& target, bool loop);
+
+// overlayfs: `upper` and `work` on `lowers` (uppermost first).
+absl::Status MountOverlay(const std::vector<std::string>& lowers, const std::string& upper,
+                          const std::string& work, const std::string& target);
+
+// Unmounts; with `detach` also if busy: the mount disappears now and ends when its last user does.
+// kNotFound if nothing is mounted there, kFailedPrecondition (naming what to do) if it is busy.
+absl::Status Unmount(const std::string& target, bool detach = false);
+
+// One line of /proc/self/mountinfo (proc(5)), paths unescaped.
+struct MountInfo {
+  uint64_t id = 0;
+  std::string target;
+  std::string type;
+  std::string source;
+  std::string super_options;
+};
+absl::StatusOr<std::vector<MountInfo>> ReadMountInfo();
+// The uppermost mount at exactly this path, if there is one.
+absl::StatusOr<std::optional<MountInfo>> FindMount(const std::string& target);
+
+// What this process and kernel can do; `reason` says in words why not.
+struct Capability {
+  bool available = false;
+  std::string reason;
+};
+Capability CanMountErofs();          // root, erofs in the kernel
+Capability CanMountErofsFromFile();  // and file-backed (tried on a small image, as CONFIG may say no)
+Capability CanUseFuse();             // /dev/fuse, and fusermount3 if not root
+
+}  // namespace lamina::fs
+
+#endif  // LAMINA_FS_MOUNT_MOUNT_H_
