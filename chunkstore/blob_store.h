@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The blobs of a node: each a sparse file that is the blob's address space, filled frame by frame on
-// demand. Kept in `<state>/blobs/<hex digest>/`:
-//   sections   section table as in the object (its digest is checked against the descriptor on open)
-//   frames     decoded frame table
-//   metadata   decoded EROFS metadata
-//   chunks     decoded chunk table (comes in the background)
-//   data       the address space, sparse, padded to 2 MiB
-//   present    bitmap: one bit a frame, set after the frame's bytes are in `data`
+// The blobs of a node: each a sparse file that is the blob's address space, filled frame by frame
+// on demand. Kept in `<state>/blobs/<hex digest>/`:
+//   sections   section table as in the object (its digest is checked against the descriptor on
+//   open) frames     decoded frame table metadata   decoded EROFS metadata chunks     decoded chunk
+//   table (comes in the background) data       the address space, sparse, padded to 2 MiB present
+//   bitmap: one bit a frame, set after the frame's bytes are in `data`
 //
 // Crash rules. A bit is set only after the write, so a killed process loses nothing. What the disk
-// made of it is never taken on trust: every process checks a frame that it finds present against its
-// XXH3 when it is first used, and fetches it again if it does not match. This covers a machine crash,
-// a truncated or damaged file and a restored backup with one rule, and needs no clean-shutdown mark.
+// made of it is never taken on trust: every process checks a frame that it finds present against
+// its XXH3 when it is first used, and fetches it again if it does not match. This covers a machine
+// crash, a truncated or damaged file and a restored backup with one rule, and needs no
+// clean-shutdown mark.
 #ifndef LAMINA_CHUNKSTORE_BLOB_STORE_H_
 #define LAMINA_CHUNKSTORE_BLOB_STORE_H_
 
@@ -49,8 +48,8 @@ class Blob {
   virtual int data_fd() const = 0;
 
   // True if every byte of the range is in the data file and was verified by this process. Never
-  // blocks and takes no lock. The range must be inside the data file; what lies past size() is zeros
-  // and always ready.
+  // blocks and takes no lock. The range must be inside the data file; what lies past size() is
+  // zeros and always ready.
   virtual bool Ready(uint64_t offset, uint64_t length) const = 0;
 
   // Makes the range ready, then calls `done` once: on the caller's thread if it is ready now, else
@@ -58,8 +57,7 @@ class Blob {
   // for, missing neighbours go out as one request, and an error goes to everyone who waited; the
   // next call tries again. `stats` may be null.
   virtual void Fetch(uint64_t offset, uint64_t length, Priority priority,
-                     std::shared_ptr<ReadStats> stats,
-                     std::function<void(absl::Status)> done) = 0;
+                     std::shared_ptr<ReadStats> stats, std::function<void(absl::Status)> done) = 0;
 
   // Frames in the data file (verified or not), and their uncompressed bytes.
   virtual uint64_t present_frames() const = 0;
@@ -69,9 +67,9 @@ class Blob {
 class BlobStore {
  public:
   struct Options {
-    std::string directory;              // <state>/blobs, made if missing
-    std::shared_ptr<NodeIndex> index;   // null: no copying between blobs
-    int threads = 0;                    // 0: two for each processor
+    std::string directory;             // <state>/blobs, made if missing
+    std::shared_ptr<NodeIndex> index;  // null: no copying between blobs
+    int threads = 0;                   // 0: two for each processor
   };
   static absl::StatusOr<std::unique_ptr<BlobStore>> Open(Options options);
   // Waits for fetches that run, fails those that wait. Blobs must be gone.

@@ -19,19 +19,25 @@
 
 namespace lamina::chunkstore {
 
-inline constexpr int kDefaultLevel = 3;  // zstd
+// zstd level. Processor time of the writer (hashes included) and size of the blob, for the
+// libraries and for the small files (/usr/share) of a Debian system on one core of an EPYC:
+//   level 1   2.5 and 3.6 ns a byte   26.9 % and 31.6 %
+//   level 2   2.8 and 3.8             25.8 % and 30.9 %
+//   level 3   3.4 and 4.3             25.2 % and 30.7 %
+inline constexpr int kDefaultLevel = 2;
 
 struct BlobWriterOptions {
-  int level = kDefaultLevel;  // zstd level, 1 to 19
+  int level = kDefaultLevel;  // 1 to 19
   int jobs = 0;               // compression threads; 0: one for each processor
 };
 
-// Where a part of a file was put: `length` bytes of the file from `offset` on begin at `block` of the
-// blob's address space (units of 4 KiB) and are contiguous there.
+// Where a part of a file was put: `length` bytes of the file from `offset` on begin at `block` of
+// the blob's address space (units of 4 KiB) and are contiguous there.
 struct Placement {
   uint64_t offset = 0;
   uint64_t length = 0;
   uint32_t block = 0;
+  bool operator==(const Placement&) const = default;
 };
 
 // What a finished blob is; enough to open it again (see LayerDescriptor in blob_tables.h).
@@ -40,7 +46,7 @@ struct BlobInfo {
   uint64_t size = 0;
   uint64_t section_table_offset = 0;
   Digest section_table_digest;
-  uint32_t blocks = 0;         // length of the address space
+  uint32_t blocks = 0;  // length of the address space
   uint64_t frames = 0;
   uint64_t chunks = 0;         // different ones
   uint64_t shared_chunks = 0;  // further uses of a chunk already stored
@@ -48,8 +54,8 @@ struct BlobInfo {
   uint64_t stored_bytes = 0;   // of the different chunks, before compression
 };
 
-// Used by one thread; compresses on threads of its own. Memory is bounded by a fixed number of frames
-// in flight, plus about 50 bytes for each different chunk.
+// Used by one thread; compresses on threads of its own. Memory is bounded by a fixed number of
+// frames in flight, plus about 50 bytes for each different chunk.
 class BlobWriter {
  public:
   // Writes to `output`, an empty file open for writing. The caller removes it if anything fails.
@@ -67,8 +73,8 @@ class BlobWriter {
 
   // Length of the address space so far.
   virtual uint32_t blocks() const = 0;
-  // SHA-256 over the digests of the stored chunks in order: a name for the content alone, used where
-  // something inside the blob must name the blob.
+  // SHA-256 over the digests of the stored chunks in order: a name for the content alone, used
+  // where something inside the blob must name the blob.
   virtual Digest content_digest() const = 0;
 
   // Flushes, writes tables and `metadata` (stored compressed) and syncs. The writer is used up.

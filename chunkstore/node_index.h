@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a node must remember in transactions, in RocksDB: which chunks its blobs hold, and which mounts
-// it serves. One process at a time has it open.
+// What a node must remember in transactions, in RocksDB: which chunks its blobs hold, and which
+// mounts it serves. One process at a time has it open.
 #ifndef LAMINA_CHUNKSTORE_NODE_INDEX_H_
 #define LAMINA_CHUNKSTORE_NODE_INDEX_H_
 
@@ -29,8 +29,8 @@ class NodeIndex {
     uint32_t length = 0;
   };
 
-  // kUnavailable if another process has it open. A damaged database is an error that says so and how
-  // to start over (nothing in it is precious: blobs are fetched and indexed again).
+  // kUnavailable if another process has it open. A damaged database is an error that says so and
+  // how to start over (nothing in it is precious: blobs are fetched and indexed again).
   static absl::StatusOr<std::unique_ptr<NodeIndex>> Open(const std::string& directory);
   virtual ~NodeIndex() = default;
 

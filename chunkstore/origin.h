@@ -27,8 +27,8 @@ class OriginObject {
  public:
   virtual ~OriginObject() = default;
   // Fills all ranges, in flight together where the origin can, and returns when the last is done.
-  // An error means that the content of every `into` is undefined. A range past the end of the object
-  // is kDataLoss. It may block for as long as the origin's own time limits allow.
+  // An error means that the content of every `into` is undefined. A range past the end of the
+  // object is kDataLoss. It may block for as long as the origin's own time limits allow.
   virtual absl::Status Read(std::span<const RangeRead> ranges) = 0;
 };
 

@@ -27,17 +27,17 @@ class LatencyHistogram {
 
 // What one mount's readers caused. Shared by the mount and the fetches it started.
 struct ReadStats {
-  std::atomic<uint64_t> read_requests{0};       // of the kernel
+  std::atomic<uint64_t> read_requests{0};  // of the kernel
   std::atomic<uint64_t> read_bytes{0};
-  std::atomic<uint64_t> missed_requests{0};     // those that had to wait for a fetch
+  std::atomic<uint64_t> missed_requests{0};  // those that had to wait for a fetch
   std::atomic<uint64_t> failed_requests{0};
   std::atomic<uint64_t> origin_requests{0};
-  std::atomic<uint64_t> fetched_bytes{0};       // from the origin, compressed
+  std::atomic<uint64_t> fetched_bytes{0};  // from the origin, compressed
   std::atomic<uint64_t> fetched_frames{0};
-  std::atomic<uint64_t> copied_frames{0};       // from another blob of the node
+  std::atomic<uint64_t> copied_frames{0};  // from another blob of the node
   std::atomic<uint64_t> decompressed_bytes{0};
-  std::atomic<uint64_t> written_bytes{0};       // to data files on the local disk
-  LatencyHistogram hit_latency;                 // request to reply
+  std::atomic<uint64_t> written_bytes{0};  // to data files on the local disk
+  LatencyHistogram hit_latency;            // request to reply
   LatencyHistogram miss_latency;
 };
 

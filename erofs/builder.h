@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Writes a Tree as EROFS metadata: superblock, inodes, directories, xattrs and a device table, with
-// file content on extra devices. FORMAT.md describes the subset of EROFS that is used. The result is
-// a pure function of its arguments.
+// file content on extra devices. FORMAT.md describes the subset of EROFS that is used. The result
+// is a pure function of its arguments.
 #ifndef LAMINA_EROFS_BUILDER_H_
 #define LAMINA_EROFS_BUILDER_H_
 
@@ -26,8 +26,9 @@ struct BuildOptions {
   std::array<uint8_t, 16> uuid{};
 };
 
-// The metadata, a whole number of blocks. Fails with kInvalidArgument, naming the path, on what EROFS
-// cannot carry: an xattr outside its name spaces or over 64 KiB, an extent outside its device.
+// The metadata, a whole number of blocks. Fails with kInvalidArgument, naming the path, on what
+// EROFS cannot carry: an xattr outside its name spaces or over 64 KiB, an extent outside its
+// device.
 absl::StatusOr<std::string> BuildImage(const Tree& tree, const BuildOptions& options);
 
 }  // namespace lamina::erofs

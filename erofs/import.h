@@ -18,37 +18,58 @@ namespace lamina::erofs {
 
 // Takes file content and says where it put it. Calls come from one thread, one file at a time:
 // BeginFile, then Append and AppendHole in file order until `size` bytes are accounted for, then
-// EndFile. After an error the sink is not used again.
+// EndFile. There are no calls for an empty file. After an error the sink is not used again.
 class ContentSink {
  public:
   virtual ~ContentSink() = default;
   virtual absl::Status BeginFile(uint64_t size) = 0;
   virtual absl::Status Append(std::span<const std::byte> data) = 0;
-  // `length` zero bytes that need not be stored. Starts at a multiple of 4 KiB, and is one in length
-  // unless it ends the file.
+  // `length` zero bytes that need not be stored. Starts at a multiple of HoleUnit(size), and is one
+  // in length unless it ends the file.
   virtual absl::Status AppendHole(uint64_t length) = 0;
   virtual absl::StatusOr<std::vector<Extent>> EndFile() = 0;
 };
 
 // Holes are kept in units of this many bytes for a file of `size` bytes, smaller ones are stored as
-// zeros: it bounds the chunk index that EROFS needs for a sparse file. A power of two, from 4 KiB up
-// to 1 MiB.
+// zeros: it bounds the chunk index that EROFS needs for a sparse file. A power of two, from 4 KiB
+// up to 1 MiB; a file of up to 64 GiB has at most 65536 units.
 uint64_t HoleUnit(uint64_t size);
 
 // Gives the next bytes of a tar archive: fills a part of `into` and returns how many, 0 at the end.
 using TarReadFunction = std::function<absl::StatusOr<size_t>(std::span<std::byte> into)>;
 
-// Reads an uncompressed tar archive as an OCI layer (image-spec, layer.md): ".wh.NAME" becomes an
-// overlayfs whiteout (character device 0:0), ".wh..wh..opq" marks its directory opaque
-// (trusted.overlay.opaque=y). Entries act as GNU tar would extract them: a later entry replaces an
-// earlier one of the same path, missing parents are made (mode 0755, owner 0:0). Nothing leaves the
-// root: ".." and absolute names are confined, and a hard link to what is not there is an error that
-// names the entry. The archive is read to its end.
+// Reads an uncompressed tar archive (v7, ustar, pax or GNU format) as an OCI layer. Entries act as
+// `tar --numeric-owner --xattrs --xattrs-include='*' --acls -xp` would extract them, with these
+// points settled:
+//
+//  - Paths are bytes. "." and ".." are resolved in the text and never lead above the root. A parent
+//    that is a symbolic link of this archive is followed inside the root; one that is another kind
+//    of file is an error; a missing one is made (mode 0755, owner 0:0, time 0). The entry of "."
+//    gives the root its attributes.
+//  - A later entry of the same path replaces an earlier one and all below it; a directory again
+//  only
+//    changes its attributes, and keeps xattrs that the later entry does not mention.
+//  - A hard link must lead to something that came before, other than a directory; it keeps the
+//    attributes of that.
+//  - Whiteouts (image-spec, layer.md): ".wh.NAME" becomes an overlayfs whiteout, a character device
+//    0:0 of mode 0; ".wh..wh..opq" marks its directory opaque (trusted.overlay.opaque=y). Both hide
+//    lower layers only, wherever they stand in the archive: a file of the same name stays, and a
+//    directory of the same name becomes opaque. Other ".wh..wh.*" names are ignored. A character
+//    device 0:0 in the archive is taken as the whiteout that it will be.
+//  - xattrs: those of Linux are kept but for trusted.overlay.* and user.overlay.*; ACLs become
+//    system.posix_acl_* and the mode follows them (import_xattrs.h). ACLs whose users or groups are
+//    names without a number are errors.
+//
+// What is malformed, out of the range of Linux, or more than 1 GiB of names and attributes is an
+// error that names the entry or the position. Memory is bounded, content only passes through. The
+// archive is read to its end, with what may follow it.
 absl::StatusOr<Tree> ImportTar(const TarReadFunction& read, ContentSink& sink);
 
-// Reads a directory of the local file system, without following symbolic links out of it and without
-// crossing into other mounts.  Holes are found with SEEK_DATA/SEEK_HOLE. Names are visited in byte
-// order, so that equal trees give equal results.
+// Reads a directory of the local file system, without following symbolic links out of it and
+// without crossing into other mounts, whose mount points become empty. Holes are found with
+// SEEK_DATA/SEEK_HOLE. Names are visited in byte order, so that equal trees give equal results. The
+// xattrs kept are those of ImportTar; no name is a whiteout here. A file that changes while it is
+// read, or a directory that is moved, is kAborted. Needs /proc.
 absl::StatusOr<Tree> ImportDirectory(const std::string& path, ContentSink& sink);
 
 }  // namespace lamina::erofs

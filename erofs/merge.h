@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Merges the metadata of an image's layers into the tree that overlayfs would show of them: whiteouts
-// and opaque directories are applied and gone, upper files replace lower ones, directories are joined
-// with the attributes of the uppermost.
+// Merges the metadata of an image's layers into the tree that overlayfs would show of them:
+// whiteouts and opaque directories are applied and gone, upper files replace lower ones,
+// directories are joined with the attributes of the uppermost.
 #ifndef LAMINA_EROFS_MERGE_H_
 #define LAMINA_EROFS_MERGE_H_
 

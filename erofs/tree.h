@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A file tree in memory: what a layer or a whole image contains, with the places of file content but
-// not the content itself. Every importer (tar archive, directory, merge of layers) fills one, and the
-// builder writes one as EROFS metadata. Everything a Linux file system knows of a file is here except
-// atime, ctime and birth time, which EROFS does not carry.
+// A file tree in memory: what a layer or a whole image contains, with the places of file content
+// but not the content itself. Every importer (tar archive, directory, merge of layers) fills one,
+// and the builder writes one as EROFS metadata. Everything a Linux file system knows of a file is
+// here except atime, ctime and birth time, which EROFS does not carry.
 //
-// A Tree belongs to one thread at a time. It is made for a million files: about 150 bytes each.
+// A Tree belongs to one thread at a time. It is made for a million files: some 300 bytes each.
 #ifndef LAMINA_EROFS_TREE_H_
 #define LAMINA_EROFS_TREE_H_
 
@@ -14,6 +14,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -41,8 +42,8 @@ struct Xattr {
 };
 
 // A run of file content in consecutive blocks of a data device. Extents of a file are ascending and
-// do not overlap; what lies between them is a hole. `offset` is a multiple of the block size, and so
-// is `length` except in the last extent of a file, whose last block ends in zeros on the device.
+// do not overlap; what lies between them is a hole. `offset` is a multiple of the block size, and
+// so is `length` except in the last extent of a file, whose last block ends in zeros on the device.
 struct Extent {
   uint64_t offset = 0;  // in the file, bytes
   uint64_t length = 0;  // bytes
@@ -87,6 +88,8 @@ class Tree {
   Tree& operator=(Tree&&) noexcept;
   ~Tree();
 
+  // References stay valid as long as the tree. A directory must stay a directory, and nothing else
+  // may become one.
   const Inode& inode(InodeIndex index) const;
   Inode& inode(InodeIndex index);
   // Names that lead to the inode (for directories: 1). Unlinked inodes have 0.
@@ -101,9 +104,12 @@ class Tree {
   size_t entry_count(InodeIndex directory) const;
   // The directory that holds a directory; the root's is the root.
   InodeIndex Parent(InodeIndex directory) const;
+  // The path of `name` in a directory, for messages: "/usr/bin/env". Searches, so it is slow; the
+  // start of a very long path is cut off.
+  std::string PathOf(InodeIndex directory, std::string_view name) const;
 
-  // Adds an inode under a new name. Fails with kInvalidArgument if the name is empty, ".", "..", has
-  // a '/' or NUL or more than 255 bytes, with kAlreadyExists if it is taken.
+  // Adds an inode under a new name. Fails with kInvalidArgument if the name is empty, ".", "..",
+  // has a '/' or NUL or more than 255 bytes, with kAlreadyExists if it is taken.
   absl::StatusOr<InodeIndex> Create(InodeIndex directory, std::string_view name, Inode inode);
   // Adds a further name for an inode that is not a directory (kInvalidArgument otherwise).
   absl::Status Link(InodeIndex directory, std::string_view name, InodeIndex target);
@@ -112,7 +118,7 @@ class Tree {
 
  private:
   struct State;
-  State* state_;
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace lamina::erofs

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SHA-256 digests, as the OCI image specification names content ("sha256:" and 64 hex digits). Other
-// algorithms are refused: nothing in Lamina would verify them.
+// SHA-256 digests, as the OCI image specification names content ("sha256:" and 64 hex digits).
+// Other algorithms are refused: nothing in Lamina would verify them.
 #ifndef LAMINA_CHUNKSTORE_BASE_DIGEST_H_
 #define LAMINA_CHUNKSTORE_BASE_DIGEST_H_
 

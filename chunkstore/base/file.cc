@@ -44,8 +44,7 @@ absl::StatusOr<Mapping> Mapping::OfFile(int fd, uint64_t size, bool writable) {
 
 absl::StatusOr<Mapping> Mapping::Anonymous(uint64_t size) {
   if (size == 0) return Mapping();
-  void* address =
-      ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* address = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (address == MAP_FAILED) return ErrnoStatus(errno, fmt::format("allocate {} bytes", size));
   return Mapping({static_cast<std::byte*>(address), size});
 }
@@ -104,8 +103,7 @@ absl::StatusOr<std::string> ReadFileToString(const std::string& path, uint64_t l
   return content;
 }
 
-absl::Status WriteFileAtomically(const std::string& path, std::string_view content,
-                                 uint32_t mode) {
+absl::Status WriteFileAtomically(const std::string& path, std::string_view content, uint32_t mode) {
   std::string temporary = path + ".XXXXXX";
   UniqueFd fd(::mkostemp(temporary.data(), O_CLOEXEC));
   if (!fd.valid()) return ErrnoStatus(errno, "create " + temporary);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Descriptors, mappings and whole-file operations. Everything here is thread-compatible: distinct
-// objects may be used from distinct threads, one object needs outside locking unless said otherwise.
+// objects may be used from distinct threads, one object needs outside locking unless said
+// otherwise.
 #ifndef LAMINA_CHUNKSTORE_BASE_FILE_H_
 #define LAMINA_CHUNKSTORE_BASE_FILE_H_
 

@@ -8,8 +8,7 @@ namespace lamina {
 
 absl::Status Annotate(absl::Status status, std::string_view context) {
   if (status.ok()) return status;
-  return absl::Status(status.code(),
-                      fmt::format("{}: {}", context, std::string(status.message())));
+  return absl::Status(status.code(), fmt::format("{}: {}", context, std::string(status.message())));
 }
 
 absl::Status ErrnoStatus(int error, std::string_view context) {

@@ -18,7 +18,8 @@ namespace lamina {
 // `status` with "context: " in front of its message; OK stays OK. The code is kept.
 absl::Status Annotate(absl::Status status, std::string_view context);
 
-// The status of a failed system call: code and text from `error` (an errno value), behind `context`.
+// The status of a failed system call: code and text from `error` (an errno value), behind
+// `context`.
 absl::Status ErrnoStatus(int error, std::string_view context);
 
 // errno for a status, for interfaces of the kernel (FUSE replies); EIO where nothing fits better.

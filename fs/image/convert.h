@@ -16,8 +16,9 @@
 namespace lamina::fs {
 
 struct ConvertOptions {
-  std::string source;       // oci:DIR[:TAG] | oci-archive:FILE[:TAG] | docker-archive:FILE[:REF] | dir:PATH
-  std::string destination;  // oci:DIR[:TAG]
+  std::string
+      source;  // oci:DIR[:TAG] | oci-archive:FILE[:TAG] | docker-archive:FILE[:REF] | dir:PATH
+  std::string destination;                // oci:DIR[:TAG]
   std::optional<oci::Platform> platform;  // of the source; default: the host's
   int level = chunkstore::kDefaultLevel;
   int jobs = 0;  // 0: one for each processor
@@ -43,9 +44,9 @@ struct ConvertResult {
   std::vector<ConvertedLayer> layers;
 };
 
-// Checks every digest of the source (manifest, config, layers, diff_ids) on the way. The destination
-// is made if missing and appears by rename; in an existing layout blobs are added and the tag is
-// replaced last. On any error what was there before is untouched.
+// Checks every digest of the source (manifest, config, layers, diff_ids) on the way. The
+// destination is made if missing and appears by rename; in an existing layout blobs are added and
+// the tag is replaced last. On any error what was there before is untouched.
 absl::StatusOr<ConvertResult> Convert(const ConvertOptions& options);
 
 }  // namespace lamina::fs

@@ -19,6 +19,7 @@ namespace lamina::fs {
 struct Image {
   std::string reference;  // as the user gave it
   Digest manifest_digest;
+  std::string manifest_json;
   oci::Manifest manifest;
   std::string config_json;
   oci::ImageConfig config;
@@ -26,8 +27,9 @@ struct Image {
   std::shared_ptr<chunkstore::Origin> origin;
 };
 
-// `reference` is "oci:DIR[:TAG]". kNotFound if there is no such image; kFailedPrecondition, with the
-// command to run, if the image is there but not converted.
+// `reference` is "oci:DIR[:TAG]". A manifest for which the index tells no platform is taken for
+// any. kNotFound if there is no such image; kFailedPrecondition, with the command to run, if the
+// image is there but not converted.
 absl::StatusOr<Image> OpenImage(std::string_view reference, const oci::Platform& platform);
 
 }  // namespace lamina::fs

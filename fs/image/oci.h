@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The parts of the OCI image specification (v1.1) and of Docker's image manifest v2.2 that Lamina
-// reads and writes. Documents come from outside: parsing checks types, digests and sizes, and errors
-// name the field ("manifest: layers[3].size: not a number").
+// reads and writes. Documents come from outside: parsing checks types, digests and sizes, and
+// errors name the field ("manifest: layers[3].size: not a number").
 #ifndef LAMINA_FS_IMAGE_OCI_H_
 #define LAMINA_FS_IMAGE_OCI_H_
 
@@ -31,7 +31,8 @@ inline constexpr std::string_view kDockerConfigType =
 // A layer blob of Lamina (chunkstore/FORMAT.md).
 inline constexpr std::string_view kLaminaLayerType = "application/vnd.lamina.layer.v1";
 
-// Annotations of a Lamina layer. The prefix makes containerd pass them to the snapshotter as labels.
+// Annotations of a Lamina layer. The prefix makes containerd pass them to the snapshotter as
+// labels.
 inline constexpr std::string_view kSectionTableOffsetKey =
     "containerd.io/snapshot/lamina.section-table.offset";
 inline constexpr std::string_view kSectionTableDigestKey =
@@ -43,6 +44,8 @@ inline constexpr std::string_view kRefNameKey = "org.opencontainers.image.ref.na
 
 // Documents larger than this are refused (registries allow 4 MiB manifests).
 inline constexpr uint64_t kMaxDocumentSize = 8 << 20;
+// Layers of an image, at most: overlayfs stacks no more (OVL_MAX_STACK in Linux' fs/overlayfs).
+inline constexpr size_t kMaxLayers = 500;
 
 struct Platform {
   std::string os = "linux";
@@ -53,7 +56,7 @@ struct Platform {
   static absl::StatusOr<Platform> Parse(std::string_view text);
   static Platform Host();
   std::string ToString() const;
-  // An empty variant matches any.
+  // An empty variant, on either side, matches any.
   bool Matches(const Platform& other) const;
 };
 
@@ -69,7 +72,7 @@ struct Descriptor {
 };
 
 struct Manifest {
-  std::string media_type;
+  std::string media_type;  // kManifestType or kDockerManifestType
   Descriptor config;
   std::vector<Descriptor> layers;  // lowest first
   std::map<std::string, std::string> annotations;
@@ -79,6 +82,7 @@ struct Manifest {
   std::string ToJson() const;
 };
 
+// An index of images, or Docker's manifest list.
 struct Index {
   std::vector<Descriptor> manifests;
   std::map<std::string, std::string> annotations;
@@ -86,6 +90,11 @@ struct Index {
   static absl::StatusOr<Index> Parse(std::string_view json);
   std::string ToJson() const;
 };
+
+// `index_json` with `manifest` in it, instead of what has the same name (annotation kRefNameKey;
+// having none is a name too). All else in the index stays, fields that Lamina does not know
+// included.
+absl::StatusOr<std::string> ReplaceInIndex(std::string_view index_json, const Descriptor& manifest);
 
 // What running an image needs of its configuration.
 struct ImageConfig {
@@ -95,7 +104,7 @@ struct ImageConfig {
   std::vector<std::string> command;
   std::vector<std::string> environment;  // "NAME=value"
   std::string working_directory;
-  std::string user;                      // "name", "uid", "name:group", "uid:gid" or empty
+  std::string user;  // "name", "uid", "name:group", "uid:gid" or empty
 
   static absl::StatusOr<ImageConfig> Parse(std::string_view json);
 };

@@ -21,13 +21,13 @@ absl::Status VerifyImage(const Image& image,
 
 struct LayerReport {
   chunkstore::LayerDescriptor descriptor;
-  uint64_t files = 0;           // inodes
+  uint64_t files = 0;  // inodes
   uint64_t frames = 0;
   uint64_t chunks = 0;
   uint64_t chunks_in_lower_layers = 0;  // also found in a layer below
-  uint64_t content_bytes = 0;   // of the chunks, uncompressed
-  uint64_t compressed_bytes = 0;  // of the frames
-  uint64_t metadata_bytes = 0;  // uncompressed
+  uint64_t content_bytes = 0;           // of the chunks, uncompressed
+  uint64_t compressed_bytes = 0;        // of the frames
+  uint64_t metadata_bytes = 0;          // uncompressed
 };
 
 // One report a layer, lowest first. Reads tables and metadata, not the frames.

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A FUSE file system whose files are blobs' address spaces, for the kernel's EROFS to mount as extra
-// devices. Files are opened with direct I/O, so that content is cached once, in EROFS. One file
-// system serves any number of mounts: each has a directory, so that its reads are counted for it.
+// A FUSE file system whose files are blobs' address spaces, for the kernel's EROFS to mount as
+// extra devices. Files are opened with direct I/O, so that content is cached once, in EROFS. One
+// file system serves any number of mounts: each has a directory, so that its reads are counted for
+// it.
 //
 //   <mountpoint>/<mount id>/1, 2, ...     device slots of that mount
 #ifndef LAMINA_FS_MOUNT_BLOB_FS_H_
@@ -30,6 +31,10 @@ class BlobFs {
                            std::shared_ptr<chunkstore::ReadStats> stats) = 0;
   // Removes it; files that the kernel still has open keep working until it closes them.
   virtual void Remove(const std::string& id) = 0;
+
+  // Files of mount `id` that the kernel has open, also after Remove(id): while there are any, a
+  // mount that was detached still has users.
+  virtual uint64_t open_files(const std::string& id) const = 0;
 
   virtual const std::string& mountpoint() const = 0;
 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Mounts with the kernel's mount calls (fsopen, fsconfig, fsmount, move_mount; Linux 5.2), never with
-// mount(8), which may slip a loop device in. All need CAP_SYS_ADMIN. Errors carry the kernel's own
-// message for the mount attempt where there is one.
+// Mounts with the kernel's mount calls (fsopen, fsconfig, fsmount, move_mount; Linux 5.2), never
+// with mount(8), which may slip a loop device in. All need CAP_SYS_ADMIN. Errors carry the kernel's
+// own message for the mount attempt where there is one.
 #ifndef LAMINA_FS_MOUNT_MOUNT_H_
 #define LAMINA_FS_MOUNT_MOUNT_H_
 
@@ -47,9 +47,10 @@ struct Capability {
   bool available = false;
   std::string reason;
 };
-Capability CanMountErofs();          // root, erofs in the kernel
-Capability CanMountErofsFromFile();  // and file-backed (tried on a small image, as CONFIG may say no)
-Capability CanUseFuse();             // /dev/fuse, and fusermount3 if not root
+Capability CanMountErofs();  // root, erofs in the kernel
+Capability
+CanMountErofsFromFile();  // and file-backed (tried on a small image, as CONFIG may say no)
+Capability CanUseFuse();  // /dev/fuse, and fusermount3 if not root
 
 }  // namespace lamina::fs
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A whole image over FUSE, served by the userspace EROFS reader: for users without root and kernels
-// that cannot mount EROFS from a file. Lookups and reads are cached by the kernel for good: an image
-// never changes.
+// that cannot mount EROFS from a file. Lookups and reads are cached by the kernel for good: an
+// image never changes.
 #ifndef LAMINA_FS_MOUNT_TREE_FS_H_
 #define LAMINA_FS_MOUNT_TREE_FS_H_
 
@@ -20,7 +20,7 @@ class TreeFs {
  public:
   struct Options {
     std::string mountpoint;
-    std::string source;  // what /proc/mounts shows as the device
+    std::string source;                   // what /proc/mounts shows as the device
     std::span<const std::byte> metadata;  // a merged image; must outlive the object
     std::vector<std::shared_ptr<chunkstore::Blob>> blobs;  // device slots 1, 2, ...
     std::shared_ptr<chunkstore::ReadStats> stats;
@@ -30,7 +30,8 @@ class TreeFs {
   // Unmounts if still mounted, and stops.
   virtual ~TreeFs() = default;
 
-  // True once the file system is no longer mounted (unmounted by anyone, or its connection aborted).
+  // True once the file system is no longer mounted (unmounted by anyone, or its connection
+  // aborted).
   virtual bool ended() const = 0;
 };
 

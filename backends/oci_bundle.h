@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// OCI runtime bundles (runtime-spec config.json) for containers that run an image.
+#ifndef LAMINA_BACKENDS_OCI_BUNDLE_H_
+#define LAMINA_BACKENDS_OCI_BUNDLE_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "chunkstore/base/status.h"
+#include "fs/image/oci.h"
+
+namespace lamina::backends {
+
+// A user as the kernel knows it.
+struct User {
+  uint32_t uid = 0;
+  uint32_t gid = 0;
+  std::vector<uint32_t> additional_gids;
+};
+
+// Resolves the `user` of an image configuration ("", "name", "uid", "name:group", "uid:gid")
+// against etc/passwd and etc/group below `rootfs`; symbolic links there are followed inside rootfs
+// only. kNotFound, naming what is missing, for a name that is not listed.
+absl::StatusOr<User> ResolveUser(const std::string& rootfs, std::string_view user);
+
+struct BundleOptions {
+  std::string rootfs;  // absolute path of the mounted image
+  oci::ImageConfig config;
+  std::vector<std::string> command;  // replaces the image's command if not empty
+  bool terminal = false;
+  std::string hostname = "lamina";
+};
+
+// The text of config.json: pid, mount, ipc and uts namespaces, the host's network, the capabilities
+// and masked paths that container engines give by default. Fails if neither image nor options say
+// what to run.
+absl::StatusOr<std::string> BundleConfig(const BundleOptions& options);
+
+}  // namespace lamina::backends
+
+#endif  // LAMINA_BACKENDS_OCI_BUNDLE_H_

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is measured: made once, kept in a cache directory, each piece complete or absent.
+
+  tree/           root/   Debian with Python and NumPy
+                  big/    files of 64 MiB with the bytes of root/'s files
+                  small/  10,000 files of up to 16 KiB, 2,000 of them with an attribute
+  tree.oci/       tree/ as an OCI image of one gzip layer
+  big.tar.zst     tree/big, at the level that lamina uses by default
+  many.oci/       100,000 files in 20 layers, each of which changes some of the layer below
+"""
+
+import hashlib
+import io
+import json
+import os
+import pathlib
+import random
+import shutil
+import subprocess
+import tarfile
+
+BIG_FILES = 4
+BIG_FILE_BYTES = 64 << 20
+SMALL_FILES = 10_000
+SMALL_FILES_WITH_ATTRIBUTE = 2_000
+SMALL_DIRECTORY_FILES = 100
+MANY_LAYERS = 20
+MANY_LAYER_FILES = 5_000
+MANY_DIRECTORY_FILES = 50
+DEFAULT_LEVEL = 3
+
+
+class Inputs:
+    def __init__(self, cache: pathlib.Path):
+        self.cache = cache
+        cache.mkdir(parents=True, exist_ok=True)
+
+    def _made(self, name: str, make) -> pathlib.Path:
+        """The path of a piece; `make` writes it if it is not there."""
+        path = self.cache / name
+        if not path.exists():
+            print(f"making {path}", flush=True)
+            temporary = self.cache / (name + ".tmp")
+            if temporary.is_dir():
+                shutil.rmtree(temporary)
+            make(temporary)
+            temporary.rename(path)
+        return path
+
+    def tree(self) -> pathlib.Path:
+        return self._made("tree", make_tree)
+
+    def tree_image(self) -> pathlib.Path:
+        tree = self.tree()
+        return self._made("tree.oci", lambda path: make_tree_image(tree, path))
+
+    def big_archive(self) -> pathlib.Path:
+        big = self.tree() / "big"
+        return self._made("big.tar.zst", lambda path: make_archive(big, path))
+
+    def many_image(self) -> pathlib.Path:
+        return self._made("many.oci", make_many_image)
+
+
+def make_tree(path: pathlib.Path) -> None:
+    path.mkdir()
+    root = path / "root"
+    subprocess.run(
+        ["debootstrap", "--variant=minbase", "--include=python3,python3-numpy,ca-certificates",
+         "bookworm", root],
+        check=True, stdout=subprocess.DEVNULL)
+    for unneeded in ("var/cache/apt", "var/lib/apt/lists", "dev"):
+        shutil.rmtree(root / unneeded)
+        (root / unneeded).mkdir()
+
+    (path / "big").mkdir()
+    content = io.BufferedReader(ContentOfTree(root), 1 << 20)
+    for number in range(BIG_FILES):
+        with open(path / "big" / str(number), "wb") as file:
+            for _ in range(BIG_FILE_BYTES >> 20):
+                file.write(content.read(1 << 20))
+
+    chance = random.Random(1)
+    for number in range(SMALL_FILES):
+        file = path / "small" / str(number // SMALL_DIRECTORY_FILES) / str(number)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content.read(chance.randint(1, 16 << 10)))
+        if number < SMALL_FILES_WITH_ATTRIBUTE:
+            os.setxattr(file, "user.bench", b"value %d" % number)
+
+
+class ContentOfTree(io.RawIOBase):
+    """The bytes of a tree's files one after the other, without end."""
+
+    def __init__(self, root: pathlib.Path):
+        super().__init__()
+        self._paths = sorted(path for path in root.rglob("*")
+                             if path.is_file() and not path.is_symlink())
+        self._next = 0
+        self._file = open(os.devnull, "rb")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        while (got := self._file.readinto(buffer)) == 0:
+            self._file.close()
+            self._file = open(self._paths[self._next % len(self._paths)], "rb")
+            self._next += 1
+        return got
+
+
+def make_archive(directory: pathlib.Path, path: pathlib.Path) -> None:
+    with open(path, "wb") as output:
+        tar = subprocess.Popen(["tar", "-C", directory, "-c", "."], stdout=subprocess.PIPE)
+        subprocess.run(["zstd", "-q", f"-{DEFAULT_LEVEL}", "-c"], stdin=tar.stdout, stdout=output,
+                       check=True)
+        if tar.wait() != 0:
+            raise RuntimeError(f"tar of {directory} failed")
+
+
+def make_tree_image(tree: pathlib.Path, path: pathlib.Path) -> None:
+    layout = LayoutWriter(path)
+    layer = path / "layer.tar"
+    subprocess.run(["tar", "-C", tree, "--format=pax", "--xattrs", "--xattrs-include=*",
+                    "--sort=name", "-cf", layer, "."], check=True)
+    diff_id = sha256(layer)
+    subprocess.run(["gzip", "-n", layer], check=True)
+    layout.add_layer(pathlib.Path(f"{layer}.gz"), "tar+gzip", diff_id)
+    layout.finish()
+
+
+def make_many_image(path: pathlib.Path) -> None:
+    layout = LayoutWriter(path)
+    chance = random.Random(2)
+    words = chance.randbytes(1 << 20)
+    for number in range(MANY_LAYERS):
+        layer = path / "layer.tar"
+        with tarfile.open(layer, "w", format=tarfile.PAX_FORMAT) as archive:
+            write_many_layer(archive, number, chance, words)
+        layout.add_layer(layer, "tar", sha256(layer))
+    layout.finish()
+
+
+def write_many_layer(archive: tarfile.TarFile, layer: int, chance: random.Random,
+                     words: bytes) -> None:
+    def add(name: str, kind: bytes, size: int = 0) -> None:
+        entry = tarfile.TarInfo(name)
+        entry.type = kind
+        entry.mode = 0o755 if kind == tarfile.DIRTYPE else 0o644
+        entry.mtime = 1_700_000_000 + layer
+        entry.size = size
+        start = chance.randrange(len(words) - size)
+        archive.addfile(entry, io.BytesIO(words[start:start + size]))
+
+    def file_name(of_layer: int, number: int) -> str:
+        return f"usr/lib/package{of_layer}/{number // MANY_DIRECTORY_FILES}/file{number}.dat"
+
+    for directory in ("usr", "usr/lib", f"usr/lib/package{layer}"):
+        add(directory, tarfile.DIRTYPE)
+    for number in range(MANY_LAYER_FILES):
+        if number % MANY_DIRECTORY_FILES == 0:
+            add(os.path.dirname(file_name(layer, number)), tarfile.DIRTYPE)
+        add(file_name(layer, number), tarfile.REGTYPE, chance.randint(100, 4000))
+    add(f"usr/lib/temporary{layer}", tarfile.REGTYPE, 100)
+    if layer > 0:
+        add(f"usr/lib/.wh.temporary{layer - 1}", tarfile.REGTYPE)
+        for number in range(0, MANY_LAYER_FILES, 100):
+            add(file_name(layer - 1, number), tarfile.REGTYPE, chance.randint(100, 4000))
+
+
+def sha256(path: pathlib.Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class LayoutWriter:
+    """An OCI image layout with one image, tagged "latest"."""
+
+    def __init__(self, path: pathlib.Path):
+        self._path = path
+        self._blobs = path / "blobs" / "sha256"
+        self._blobs.mkdir(parents=True)
+        self._layers: list[dict] = []
+        self._diff_ids: list[str] = []
+
+    def add_layer(self, file: pathlib.Path, kind: str, diff_id: str) -> None:
+        """Moves the file into the layout."""
+        digest = sha256(file)
+        size = file.stat().st_size
+        file.rename(self._blobs / digest)
+        self._layers.append({"mediaType": f"application/vnd.oci.image.layer.v1.{kind}",
+                             "digest": f"sha256:{digest}", "size": size})
+        self._diff_ids.append(f"sha256:{diff_id}")
+
+    def finish(self) -> None:
+        config = self._add_json("application/vnd.oci.image.config.v1+json", {
+            "architecture": "amd64", "os": "linux", "config": {},
+            "rootfs": {"type": "layers", "diff_ids": self._diff_ids}})
+        manifest = self._add_json("application/vnd.oci.image.manifest.v1+json", {
+            "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "config": config, "layers": self._layers})
+        manifest["annotations"] = {"org.opencontainers.image.ref.name": "latest"}
+        (self._path / "index.json").write_text(
+            json.dumps({"schemaVersion": 2, "manifests": [manifest]}))
+        (self._path / "oci-layout").write_text(json.dumps({"imageLayoutVersion": "1.0.0"}))
+
+    def _add_json(self, media_type: str, value: dict) -> dict:
+        data = json.dumps(value).encode()
+        digest = hashlib.sha256(data).hexdigest()
+        (self._blobs / digest).write_bytes(data)
+        return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs one benchmark; tools/bench builds what this needs and calls it."""
+
+import argparse
+import os
+import pathlib
+import sys
+
+import convert
+import mount
+import read
+from inputs import Inputs
+from node import Node
+from report import machine, publish
+
+BENCHES = {"read": read.measure, "convert": convert.measure, "mount": mount.measure}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tools/bench", description=__doc__)
+    parser.add_argument("bench", choices=BENCHES)
+    parser.add_argument("--quick", action="store_true", help="3 samples of each instead of 7")
+    parser.add_argument("--build", type=pathlib.Path, required=True, help="build directory")
+    parser.add_argument("--out", type=pathlib.Path, help="for JSON [bench/ in the build directory]")
+    arguments = parser.parse_args()
+    if os.geteuid() != 0:
+        print("tools/bench: needs root, to mount and to drop caches", file=sys.stderr)
+        return 1
+    home_cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
+    cache = pathlib.Path(os.environ.get("LAMINA_BENCH_CACHE", home_cache / "lamina-bench"))
+    inputs = Inputs(cache)
+    here = machine()
+    with Node(cache, arguments.build.resolve()) as node:
+        rows = BENCHES[arguments.bench](node, inputs, 3 if arguments.quick else 7)
+    publish(arguments.bench, rows, here, arguments.out or arguments.build / "bench")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How soon an image of 100,000 files in 20 layers is there, and what serving it costs."""
+
+import contextlib
+import json
+import pathlib
+import shutil
+
+from inputs import Inputs
+from node import Node, drop_caches, memory_of, output, read_into_cache, run
+from report import Row, limited
+
+MIB = 1 << 20
+MOST_MILLISECONDS = 20
+MOST_MIB = 30
+
+
+def measure(node: Node, inputs: Inputs, samples: int) -> list[Row]:
+    image = node.convert(f"oci:{inputs.many_image()}:latest", "many")
+    small = node.directory("small")
+    (small / "file").write_text("content")
+    small_image = node.convert(f"dir:{small}", "small.oci")
+
+    times: dict[str, list[float]] = {
+        "first time on the node": [],
+        "first time, origin and programs not in memory": [],
+        "again, no engine running": [],
+        "again, engine running": [],
+    }
+    for _ in range(samples):
+        with fresh_state(node) as state:
+            read_into_cache(node.work / "many")
+            times["first time on the node"].append(time_mount(node, image, state))
+            times["again, no engine running"].append(time_mount(node, image, state))
+            with node.mount(small_image, state, "other"):
+                times["again, engine running"].append(time_mount(node, image, state))
+        with fresh_state(node) as state:
+            drop_caches()
+            times["first time, origin and programs not in memory"].append(
+                time_mount(node, image, state))
+    rows = [limited(f"mount to first byte of ls -R: {name}", "ms", values, most=MOST_MILLISECONDS)
+            for name, values in times.items()]
+    return rows + measure_memory(node, image, samples)
+
+
+@contextlib.contextmanager
+def fresh_state(node: Node):
+    state = node.directory("state")
+    try:
+        yield state
+    finally:
+        shutil.rmtree(state)
+
+
+def time_mount(node: Node, image: str, state: pathlib.Path) -> float:
+    """Milliseconds from the start of `lamina mount` to the first byte of `ls -R`."""
+    target = node.directory("target")
+    try:
+        report = output(node.drivers / "mount_bench", target, "--", node.lamina, "mount", image,
+                        target, f"--state={state}")
+        return json.loads(report)["first_byte_ms"]
+    finally:
+        node.unmount(target, state)
+
+
+def measure_memory(node: Node, image: str, samples: int) -> list[Row]:
+    found: dict[str, list[float]] = {}
+    for _ in range(samples):
+        with fresh_state(node) as state, node.mount(image, state, "target") as target:
+            engine = node.engine(state)
+            run("ls", "-lR", target)
+            note(found, "after ls -lR", memory_of(engine))
+            read_into_cache(target)
+            note(found, "after reading all", memory_of(engine))
+    return [limited(name, "MiB", values,
+                    most=MOST_MIB if name.startswith(("Rss", "Pss")) else None)
+            for name, values in found.items()]
+
+
+def note(found: dict[str, list[float]], when: str, memory: dict[str, int]) -> None:
+    for name, value in memory.items():
+        found.setdefault(f"{name} of the engine {when}", []).append(value / MIB)

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Fills frames of a blob from other blobs of the node that hold the same chunks.
+#ifndef LAMINA_CHUNKSTORE_CHUNK_COPIER_H_
+#define LAMINA_CHUNKSTORE_CHUNK_COPIER_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "chunkstore/base/file.h"
+#include "chunkstore/local_blob.h"
+#include "chunkstore/node_index.h"
+
+namespace lamina::chunkstore {
+
+// Thread-safe. The index only says where to look: a chunk is copied if its SHA-256 is right, so it
+// does not matter whether the other blob is attached, complete, damaged or being written.
+class ChunkCopier {
+ public:
+  // Blobs are directories below `directory`, named by the digits of their digest.
+  ChunkCopier(std::string directory, std::shared_ptr<NodeIndex> index)
+      : directory_(std::move(directory)), index_(std::move(index)) {}
+
+  NodeIndex& index() { return *index_; }
+
+  struct Copied {
+    uint32_t first_frame = 0;  // all up to before end_frame are in the data file now and verified
+    uint32_t end_frame = 0;
+    uint64_t written_bytes = 0;  // 0 where the file system shares them
+  };
+  // Puts a frame of `blob` together from chunks in other blobs and marks it present; with a chunk
+  // that is larger than a frame, all its frames. Nothing if any chunk is not to be had, which is
+  // found out before anything is read. `buffer` has kChunkSize bytes.
+  std::optional<Copied> Copy(const Digest& digest, const ChunkTable& chunks, uint32_t frame,
+                             LocalBlob& blob, std::span<std::byte> buffer);
+
+ private:
+  // Blocks of another blob's data file that are blocks of this one.
+  struct Piece {
+    std::shared_ptr<const UniqueFd> file;
+    uint64_t source = 0;  // bytes, as are the others
+    uint64_t target = 0;
+    uint64_t length = 0;  // of whole blocks
+  };
+
+  std::optional<Piece> Find(const Digest& digest, const ChunkRecord& chunk);
+  static bool ReadAndCheck(const ChunkRecord& chunk, const Piece& piece, std::span<std::byte> into);
+  // Writes one piece to `fd`, sharing blocks where it can; `bytes` is what the piece holds.
+  absl::StatusOr<uint64_t> Put(const Piece& piece, std::span<const std::byte> bytes, int fd);
+
+  const std::string directory_;
+  const std::shared_ptr<NodeIndex> index_;
+  std::atomic<bool> can_share_blocks_{true};  // until the file system says no
+};
+
+}  // namespace lamina::chunkstore
+
+#endif  // LAMINA_CHUNKSTORE_CHUNK_COPIER_H_

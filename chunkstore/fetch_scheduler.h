@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Decides for one blob which frames are fetched, when and together with which others. Every frame
+// is fetched by one task at a time: whoever wants a frame that is under way waits for it.
+#ifndef LAMINA_CHUNKSTORE_FETCH_SCHEDULER_H_
+#define LAMINA_CHUNKSTORE_FETCH_SCHEDULER_H_
+
+#include <absl/container/flat_hash_map.h>
+#include <absl/container/flat_hash_set.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "chunkstore/blob_tables.h"
+#include "chunkstore/fetch_pool.h"
+#include "chunkstore/frame_bits.h"
+#include "chunkstore/present_map.h"
+#include "chunkstore/readahead.h"
+
+namespace lamina::chunkstore {
+
+// Thread-safe. Its mutex is held for table look-ups only, never while something is read or called
+// back.
+class FetchScheduler {
+ public:
+  using Done = std::function<void(absl::Status)>;
+
+  // Makes the task that fetches frames, ascending, and calls Complete() for each of them. Called
+  // with the scheduler locked.
+  using MakeTask = std::function<std::shared_ptr<FetchPool::Task>(
+      const std::vector<uint32_t>& frames, Priority priority, std::shared_ptr<ReadStats> stats)>;
+
+  // All but `make_task` must outlive the scheduler.
+  FetchScheduler(const FrameTable& frames, const PresentMap& present, FetchPool& pool,
+                 MakeTask make_task);
+
+  // True if the frame is in the data file and was verified. Takes no lock.
+  bool Ready(uint32_t frame) const { return ready_.Test(frame); }
+
+  // Blob::Fetch for the frames from `first` to before `end`. Origin requests are extended over
+  // missing neighbours until they have `request_size` compressed bytes.
+  void Fetch(uint32_t first, uint32_t end, Priority priority, uint64_t request_size,
+             std::shared_ptr<ReadStats> stats, Done done);
+
+  // The frame is in the data file and verified, or could not be fetched. May be called for frames
+  // that nobody waits for.
+  void Complete(uint32_t frame, const absl::Status& status);
+
+ private:
+  struct Request;
+  struct Flight {
+    std::shared_ptr<FetchPool::Task> task;  // set whenever the mutex is free
+    std::vector<std::shared_ptr<Request>> waiting;
+  };
+  struct Batch;
+  using Tasks = std::vector<std::shared_ptr<FetchPool::Task>>;
+
+  // These need the mutex. New tasks are collected for the caller to start when it is released.
+  void Schedule(const std::shared_ptr<Request>& request, Tasks* tasks);
+  void ReadAhead(const Request& request, Tasks* tasks);
+  bool IsMissing(uint32_t frame) const;
+  void AddToBatch(uint32_t frame, Batch* batch, Tasks* tasks);
+  void Extend(uint64_t request_size, Batch* batch, Tasks* tasks);
+  void FinishBatch(Batch* batch, Tasks* tasks);
+
+  void Start(const Tasks& tasks);
+
+  const FrameTable& frames_;
+  const PresentMap& present_;
+  FetchPool& pool_;
+  const MakeTask make_task_;
+  FrameBits ready_;
+  std::mutex mutex_;
+  absl::flat_hash_map<uint32_t, Flight> flights_;
+  Readahead readahead_;
+  // Frames whose first use is to be reported to `readahead_`. They are kept from being ready until
+  // then, so that the use is noticed; if they are not under way, they are fetched and verified.
+  absl::flat_hash_set<uint32_t> triggers_;
+};
+
+}  // namespace lamina::chunkstore
+
+#endif  // LAMINA_CHUNKSTORE_FETCH_SCHEDULER_H_

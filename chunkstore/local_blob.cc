@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "chunkstore/local_blob.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <system_error>
+#include <vector>
+
+namespace lamina::chunkstore {
+namespace {
+
+constexpr char kSections[] = "/sections";
+constexpr char kFrames[] = "/frames";
+constexpr char kMetadata[] = "/metadata";
+constexpr char kChunks[] = "/chunks";
+constexpr char kChecksums[] = "/checksums";
+constexpr char kData[] = "/data";
+constexpr char kPresent[] = "/present";
+
+// The file `checksums`: XXH3-64 of what the other files held when they were written. It guards
+// against a damaged disk, not against an attacker, who could as well change the process.
+struct Checksums {
+  uint64_t frames = 0;
+  uint64_t metadata = 0;
+  uint64_t chunks = 0;  // 0: not there yet
+  uint64_t own = 0;     // of the fields above
+
+  uint64_t Own() const { return XXH3_64bits(this, offsetof(Checksums, own)); }
+};
+static_assert(sizeof(Checksums) == 32);
+
+uint64_t ChecksumOf(std::string_view content) {
+  return XXH3_64bits(content.data(), content.size());
+}
+
+absl::StatusOr<Checksums> ReadChecksums(const std::string& directory) {
+  const std::string path = directory + kChecksums;
+  ASSIGN_OR_RETURN(const UniqueFd fd, OpenFile(path, O_RDONLY));
+  Checksums checksums;
+  RETURN_IF_ERROR(ReadFull(fd.get(), 0, std::as_writable_bytes(std::span(&checksums, 1))), "{}",
+                  path);
+  if (checksums.own != checksums.Own()) return absl::DataLossError(path + " is damaged");
+  return checksums;
+}
+
+std::string_view ChecksumsAsText(const Checksums& checksums) {
+  return {reinterpret_cast<const char*>(&checksums), sizeof(checksums)};
+}
+
+uint64_t Padded(uint64_t size) {
+  return (size + kFileAlignment - 1) / kFileAlignment * kFileAlignment;
+}
+
+// Read, not mapped, so that the pages do not count as the process's memory.
+absl::StatusOr<uint64_t> ChecksumOfFile(int fd, uint64_t length) {
+  constexpr uint64_t kPiece = 128 << 10;
+  std::vector<std::byte> buffer(std::min(length, kPiece));
+  XXH3_state_t* state = XXH3_createState();
+  if (state == nullptr) return absl::ResourceExhaustedError("no memory for a checksum");
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> owner(state, &XXH3_freeState);
+  XXH3_64bits_reset(state);
+  for (uint64_t done = 0; done < length;) {
+    const std::span<std::byte> piece = std::span(buffer).first(std::min(length - done, kPiece));
+    RETURN_IF_ERROR(ReadFull(fd, done, piece));
+    XXH3_64bits_update(state, piece.data(), piece.size());
+    done += piece.size();
+  }
+  return XXH3_64bits_digest(state);
+}
+
+// Maps `length` bytes of a file that must be `file_size` long and match `checksum`.
+absl::StatusOr<Mapping> MapChecked(const std::string& path, uint64_t length, uint64_t file_size,
+                                   uint64_t checksum) {
+  ASSIGN_OR_RETURN(const UniqueFd fd, OpenFile(path, O_RDONLY));
+  ASSIGN_OR_RETURN(const uint64_t size, FileSize(fd.get()), "{}", path);
+  if (size != file_size) {
+    return absl::DataLossError(fmt::format("{} has {} bytes instead of {}", path, size, file_size));
+  }
+  ASSIGN_OR_RETURN(const uint64_t actual, ChecksumOfFile(fd.get(), length), "{}", path);
+  if (actual != checksum) return absl::DataLossError(path + " is damaged");
+  ASSIGN_OR_RETURN(Mapping mapping, Mapping::OfFile(fd.get(), length, /*writable=*/false), "{}",
+                   path);
+  return mapping;
+}
+
+// Gives back the memory of a file mapping that was read once; it is read again when it is needed.
+void DropPages(Mapping& mapping) {
+  if (!mapping.bytes().empty()) {
+    ::madvise(mapping.bytes().data(), mapping.bytes().size(), MADV_DONTNEED);
+  }
+}
+
+// Not synced: what a machine crash leaves of it does not match its checksum and is fetched again.
+absl::Status WriteNewFile(const std::string& path, std::string_view content, uint64_t size) {
+  ASSIGN_OR_RETURN(const UniqueFd fd, OpenFile(path, O_WRONLY | O_CREAT | O_EXCL));
+  RETURN_IF_ERROR(WriteFull(fd.get(), 0, AsBytes(content)), "{}", path);
+  if (size != content.size() && ::ftruncate(fd.get(), static_cast<off_t>(size)) != 0) {
+    return ErrnoStatus(errno, fmt::format("extend {} to {} bytes", path, size));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Rename(const std::string& from, const std::string& to) {
+  if (::rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
+  return ErrnoStatus(errno, fmt::format("rename {} to {}", from, to));
+}
+
+// The section table of a directory, if it is the descriptor's.
+absl::StatusOr<SectionTable> ReadSections(const std::string& directory,
+                                          const LayerDescriptor& descriptor) {
+  const std::string path = directory + kSections;
+  ASSIGN_OR_RETURN(const std::string bytes, ReadFileToString(path, sizeof(SectionTableRecord)));
+  ASSIGN_OR_RETURN(SectionTable sections, SectionTable::Parse(AsBytes(bytes), descriptor), "{}",
+                   path);
+  return sections;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LocalBlob>> LocalBlob::Open(const std::string& directory,
+                                                           const LayerDescriptor& descriptor) {
+  if (::access(directory.c_str(), F_OK) != 0) return ErrnoStatus(errno, "open " + directory);
+  std::unique_ptr<LocalBlob> blob(new LocalBlob(directory));
+  if (absl::Status status = blob->OpenTables(descriptor); !status.ok()) {
+    return absl::DataLossError(std::string(status.message()));
+  }
+  RETURN_IF_ERROR(blob->OpenData());
+  return blob;
+}
+
+absl::Status LocalBlob::OpenTables(const LayerDescriptor& descriptor) {
+  ASSIGN_OR_RETURN(sections_, ReadSections(directory_, descriptor));
+  ASSIGN_OR_RETURN(const Checksums checksums, ReadChecksums(directory_));
+  const uint64_t frames_length = sections_.frame_table.uncompressed_length;
+  ASSIGN_OR_RETURN(frames_file_, MapChecked(directory_ + kFrames, frames_length, frames_length,
+                                            checksums.frames));
+  ASSIGN_OR_RETURN(frames_, FrameTable::Parse(std::as_const(frames_file_).bytes(), sections_));
+  const uint64_t metadata_length = sections_.metadata.uncompressed_length;
+  ASSIGN_OR_RETURN(metadata_, MapChecked(directory_ + kMetadata, metadata_length,
+                                         Padded(metadata_length), checksums.metadata));
+  return absl::OkStatus();
+}
+
+absl::Status LocalBlob::OpenData() {
+  const std::string path = directory_ + kData;
+  data_size_ = Padded(uint64_t{sections_.blocks} * kBlockSize);
+  ASSIGN_OR_RETURN(data_, OpenFile(path, O_RDWR | O_CREAT));
+  ASSIGN_OR_RETURN(const uint64_t size, FileSize(data_.get()), "{}", path);
+  // What a truncated file has lost is a hole now, which does not match the checksums of its frames.
+  if (size != data_size_ && ::ftruncate(data_.get(), static_cast<off_t>(data_size_)) != 0) {
+    return ErrnoStatus(errno, fmt::format("set {} to {} bytes", path, data_size_));
+  }
+  ASSIGN_OR_RETURN(present_, PresentMap::Open(directory_ + kPresent, frames_.size()));
+  return absl::OkStatus();
+}
+
+absl::Status LocalBlob::Create(const std::string& directory, const LayerDescriptor& descriptor,
+                               const BlobTables& tables) {
+  const std::string parent = std::filesystem::path(directory).parent_path();
+  ASSIGN_OR_RETURN(TemporaryDirectory made, TemporaryDirectory::Create(parent, ".new-"));
+  ASSIGN_OR_RETURN(TemporaryDirectory removed, TemporaryDirectory::Create(parent, ".old-"));
+
+  Checksums checksums{.frames = ChecksumOf(tables.frames), .metadata = ChecksumOf(tables.metadata)};
+  checksums.own = checksums.Own();
+  const struct {
+    const char* name;
+    std::string_view content;
+    uint64_t size;
+  } files[] = {{kSections, tables.section_table, tables.section_table.size()},
+               {kFrames, tables.frames, tables.frames.size()},
+               {kMetadata, tables.metadata, Padded(tables.metadata.size())},
+               {kChecksums, ChecksumsAsText(checksums), sizeof(checksums)}};
+  for (const auto& file : files) {
+    RETURN_IF_ERROR(WriteNewFile(made.path() + file.name, file.content, file.size));
+  }
+  if (::access(directory.c_str(), F_OK) == 0) {
+    // Only the exact section table says whose data it is. Data of another one must not be kept, not
+    // even checked on use: whoever chose it may have made it match the checksums.
+    if (ReadSections(directory, descriptor).ok()) {
+      // Either may be missing; the frames are fetched again then.
+      Rename(directory + kData, made.path() + kData).IgnoreError();
+      Rename(directory + kPresent, made.path() + kPresent).IgnoreError();
+    }
+    RETURN_IF_ERROR(Rename(directory, removed.path() + "/blob"));
+  }
+  if (::chmod(made.path().c_str(), 0755) != 0) return ErrnoStatus(errno, "chmod " + made.path());
+  RETURN_IF_ERROR(Rename(made.path(), directory));
+  made.Keep();
+  return absl::OkStatus();
+}
+
+bool LocalBlob::CheckFrame(uint32_t frame, std::span<std::byte> buffer) {
+  const FrameRecord& record = frames_[frame];
+  const std::span<std::byte> bytes = buffer.first(uint64_t{record.blocks} * kBlockSize);
+  const uint64_t offset = uint64_t{record.first_block} * kBlockSize;
+  if (ReadFull(data_.get(), offset, bytes).ok() && FrameIsIntact(record, bytes)) return true;
+  present_->Clear(frame);
+  return false;
+}
+
+absl::Status LocalBlob::WriteFrame(uint32_t frame, std::span<const std::byte> bytes) {
+  const uint64_t offset = uint64_t{frames_[frame].first_block} * kBlockSize;
+  RETURN_IF_ERROR(WriteFull(data_.get(), offset, bytes), "{}{}", directory_, kData);
+  present_->Set(frame);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const ChunkTable*> LocalBlob::LoadChunks() {
+  ASSIGN_OR_RETURN(const Checksums checksums, ReadChecksums(directory_));
+  if (checksums.chunks == 0) return absl::NotFoundError("no chunk table in " + directory_);
+  const uint64_t length = sections_.chunk_table.uncompressed_length;
+  ASSIGN_OR_RETURN(chunks_file_,
+                   MapChecked(directory_ + kChunks, length, length, checksums.chunks));
+  ASSIGN_OR_RETURN(chunks_,
+                   ChunkTable::Parse(std::as_const(chunks_file_).bytes(), sections_, frames_));
+  DropPages(chunks_file_);
+  return &chunks_;
+}
+
+absl::Status LocalBlob::StoreChunks(std::string_view decoded) {
+  RETURN_IF_ERROR(WriteFileAtomically(directory_ + kChunks, decoded));
+  ASSIGN_OR_RETURN(Checksums checksums, ReadChecksums(directory_));
+  checksums.chunks = ChecksumOf(decoded);
+  checksums.own = checksums.Own();
+  return WriteFileAtomically(directory_ + kChecksums, ChecksumsAsText(checksums));
+}
+
+}  // namespace lamina::chunkstore

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <absl/container/flat_hash_map.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <linux/limits.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+#include <utility>
+
+#include "chunkstore/base/file.h"
+#include "erofs/file_content.h"
+#include "erofs/import.h"
+#include "erofs/import_xattrs.h"
+
+namespace lamina::erofs {
+namespace {
+
+constexpr size_t kReadSize = 256 << 10;
+
+// What a descriptor opened with O_PATH stands for, as a path that calls can take which do not work
+// on such descriptors. It leads to that very file, also if its name was given to another since.
+std::string PathOf(int fd) { return fmt::format("/proc/self/fd/{}", fd); }
+
+absl::StatusOr<struct statx> Stat(int fd) {
+  struct statx result {};
+  const int flags = AT_EMPTY_PATH | AT_NO_AUTOMOUNT | AT_STATX_SYNC_AS_STAT;
+  if (::statx(fd, "", flags, STATX_BASIC_STATS | STATX_MNT_ID, &result) != 0) {
+    return ErrnoStatus(errno, "stat");
+  }
+  // Since Linux 5.8. Bind mounts of one file system cannot be told apart without.
+  if ((result.stx_mask & STATX_MNT_ID) == 0) {
+    return absl::UnimplementedError("stat: the kernel does not tell which mount a file is on");
+  }
+  return result;
+}
+
+Inode MakeInode(const struct statx& stat) {
+  Inode inode;
+  inode.mode = stat.stx_mode;
+  if (inode.is_symlink()) inode.mode = S_IFLNK | 0777;
+  inode.uid = stat.stx_uid;
+  inode.gid = stat.stx_gid;
+  inode.mtime = {stat.stx_mtime.tv_sec, stat.stx_mtime.tv_nsec};
+  if (S_ISCHR(inode.mode) || S_ISBLK(inode.mode)) {
+    inode.rdev = makedev(stat.stx_rdev_major, stat.stx_rdev_minor);
+  }
+  return inode;
+}
+
+// The names in a directory but "." and "..", from the last to the first in byte order.
+absl::StatusOr<std::vector<std::string>> ReadNamesBackwards(int fd) {
+  ASSIGN_OR_RETURN(UniqueFd own, OpenFile(PathOf(fd), O_RDONLY | O_DIRECTORY));
+  const std::unique_ptr<DIR, int (*)(DIR*)> stream(::fdopendir(own.get()), ::closedir);
+  if (stream == nullptr) return ErrnoStatus(errno, "read directory");
+  own.Release();
+  std::vector<std::string> names;
+  for (;;) {
+    errno = 0;
+    const dirent* entry = ::readdir(stream.get());
+    if (entry == nullptr) break;
+    const std::string_view name = entry->d_name;
+    if (name != "." && name != "..") names.emplace_back(name);
+  }
+  if (errno != 0) return ErrnoStatus(errno, "read directory");
+  std::sort(names.begin(), names.end(), std::greater<>());
+  return names;
+}
+
+// Calls `get` (buffer, size) until the result fits its buffer, as listxattr and getxattr want it.
+// No value if that fails with ENODATA or EOPNOTSUPP: there is nothing, or nothing any more.
+template <typename Get>
+absl::StatusOr<std::optional<std::string>> GetGrowing(std::string_view what, const Get& get) {
+  std::string buffer(256, '\0');
+  for (;;) {
+    const ssize_t length = get(buffer.data(), buffer.size());
+    if (length >= 0) {
+      buffer.resize(static_cast<size_t>(length));
+      return buffer;
+    }
+    if (errno == ENODATA || errno == EOPNOTSUPP) return std::nullopt;
+    if (errno != ERANGE || buffer.size() > XATTR_SIZE_MAX) {
+      return ErrnoStatus(errno, what);
+    }
+    buffer.resize(buffer.size() * 4);
+  }
+}
+
+absl::StatusOr<std::vector<Xattr>> ReadXattrs(int fd) {
+  const std::string path = PathOf(fd);
+  std::vector<Xattr> xattrs;
+  ASSIGN_OR_RETURN(const std::optional<std::string> list,
+                   GetGrowing("list xattrs", [&](char* buffer, size_t size) {
+                     return ::listxattr(path.c_str(), buffer, size);
+                   }));
+  for (std::string_view rest = list ? *list : std::string_view(); !rest.empty();) {
+    const std::string name(rest.substr(0, rest.find('\0')));
+    rest.remove_prefix(std::min(name.size() + 1, rest.size()));
+    ASSIGN_OR_RETURN(std::optional<std::string> value,
+                     GetGrowing(fmt::format("read xattr \"{}\"", PrintableName(name)),
+                                [&](char* buffer, size_t size) {
+                                  return ::getxattr(path.c_str(), name.c_str(), buffer, size);
+                                }));
+    if (value) xattrs.push_back({name, std::move(*value)});
+  }
+  return xattrs;
+}
+
+absl::StatusOr<std::string> ReadLinkTarget(int fd) {
+  std::string target(PATH_MAX, '\0');
+  const ssize_t length = ::readlinkat(fd, "", target.data(), target.size());
+  if (length < 0) return ErrnoStatus(errno, "read symbolic link");
+  target.resize(static_cast<size_t>(length));
+  return target;
+}
+
+// Where the data begins that is at or after `offset`; `size` if there is none.
+absl::StatusOr<uint64_t> FindData(int fd, uint64_t offset, uint64_t size) {
+  const off_t found = ::lseek(fd, static_cast<off_t>(offset), SEEK_DATA);
+  if (found >= 0) return std::min(static_cast<uint64_t>(found), size);
+  if (errno == ENXIO) return size;
+  // File systems without holes: all is data.
+  if (errno == EINVAL) return offset;
+  return ErrnoStatus(errno, "look for data");
+}
+
+// Where the data ends that is at `offset`.
+absl::StatusOr<uint64_t> FindHole(int fd, uint64_t offset, uint64_t size) {
+  const off_t found = ::lseek(fd, static_cast<off_t>(offset), SEEK_HOLE);
+  if (found >= 0) return std::min(static_cast<uint64_t>(found), size);
+  if (errno == EINVAL || errno == ENXIO) return size;
+  return ErrnoStatus(errno, "look for a hole");
+}
+
+class DirectoryImporter {
+ public:
+  explicit DirectoryImporter(ContentSink& sink) : sink_(sink), buffer_(kReadSize) {}
+
+  absl::StatusOr<Tree> Run(const std::string& path);
+
+ private:
+  // A directory that is being walked.
+  struct Level {
+    InodeIndex inode;
+    std::string name;
+    std::vector<std::string> names;  // still to visit, the next one at the end
+    std::pair<uint64_t, uint64_t> id;
+  };
+
+  // Adds the next name of the innermost level, and makes it the innermost if it is a directory.
+  absl::Status Visit(const std::string& name);
+  absl::Status Enter(InodeIndex inode, const std::string& name, UniqueFd fd,
+                     const struct statx& stat);
+  // Goes back to the parent of the innermost level.
+  absl::Status Leave();
+
+  absl::Status SetContent(int fd, const struct statx& stat, Inode& inode);
+  absl::Status CopyData(int fd, uint64_t begin, uint64_t end, FileContent& content);
+  // The path of `name` in the innermost level, from the root of the import.
+  std::string PathFor(std::string_view name) const;
+
+  static std::pair<uint64_t, uint64_t> IdOf(const struct statx& stat) {
+    return {makedev(stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino};
+  }
+
+  ContentSink& sink_;
+  std::vector<std::byte> buffer_;
+  Tree tree_;
+  // Only the innermost directory is open, so that depth costs no descriptors; the way back is "..".
+  std::vector<Level> levels_;
+  UniqueFd current_;
+  uint64_t mount_ = 0;
+  absl::flat_hash_map<std::pair<uint64_t, uint64_t>, InodeIndex> hard_links_;
+};
+
+absl::StatusOr<Tree> DirectoryImporter::Run(const std::string& path) {
+  ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(path, O_PATH | O_DIRECTORY));
+  ASSIGN_OR_RETURN(const struct statx stat, Stat(fd.get()), "{}", path);
+  mount_ = stat.stx_mnt_id;
+  Inode& root = tree_.inode(Tree::kRoot);
+  root = MakeInode(stat);
+  ASSIGN_OR_RETURN(root.xattrs, ReadXattrs(fd.get()), "{}", path);
+  RETURN_IF_ERROR(NormalizeXattrs(root), "{}", path);
+  RETURN_IF_ERROR(Enter(Tree::kRoot, path, std::move(fd), stat), "{}", path);
+
+  while (!levels_.empty()) {
+    std::vector<std::string>& names = levels_.back().names;
+    if (names.empty()) {
+      RETURN_IF_ERROR(Leave());
+      continue;
+    }
+    const std::string name = std::move(names.back());
+    names.pop_back();
+    // On failure the levels are as they were before the visit.
+    RETURN_IF_ERROR(Visit(name), "{}", PrintableName(PathFor(name)));
+  }
+  return std::move(tree_);
+}
+
+absl::Status DirectoryImporter::Visit(const std::string& name) {
+  const InodeIndex parent = levels_.back().inode;
+  UniqueFd fd(::openat(current_.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus(errno, "open");
+  ASSIGN_OR_RETURN(const struct statx stat, Stat(fd.get()));
+  Inode inode = MakeInode(stat);
+  // What is mounted here is not part of the tree; the mount point itself, a directory or a file,
+  // stays as an empty one.
+  if (stat.stx_mnt_id != mount_) return tree_.Create(parent, name, std::move(inode)).status();
+
+  const bool may_be_linked = stat.stx_nlink > 1 && !inode.is_directory();
+  if (may_be_linked) {
+    auto known = hard_links_.find(IdOf(stat));
+    if (known != hard_links_.end()) return tree_.Link(parent, name, known->second);
+  }
+  ASSIGN_OR_RETURN(inode.xattrs, ReadXattrs(fd.get()));
+  RETURN_IF_ERROR(NormalizeXattrs(inode));
+  if (inode.is_symlink()) {
+    ASSIGN_OR_RETURN(inode.target, ReadLinkTarget(fd.get()));
+  } else if (inode.is_regular()) {
+    RETURN_IF_ERROR(SetContent(fd.get(), stat, inode));
+  }
+  const bool is_directory = inode.is_directory();
+  ASSIGN_OR_RETURN(const InodeIndex index, tree_.Create(parent, name, std::move(inode)));
+  if (may_be_linked) hard_links_.emplace(IdOf(stat), index);
+  return is_directory ? Enter(index, name, std::move(fd), stat) : absl::OkStatus();
+}
+
+absl::Status DirectoryImporter::Enter(InodeIndex inode, const std::string& name, UniqueFd fd,
+                                      const struct statx& stat) {
+  ASSIGN_OR_RETURN(std::vector<std::string> names, ReadNamesBackwards(fd.get()));
+  levels_.push_back({inode, name, std::move(names), IdOf(stat)});
+  current_ = std::move(fd);
+  return absl::OkStatus();
+}
+
+absl::Status DirectoryImporter::Leave() {
+  if (levels_.size() == 1) {
+    levels_.clear();
+    return absl::OkStatus();
+  }
+  UniqueFd parent(::openat(current_.get(), "..", O_PATH | O_DIRECTORY | O_CLOEXEC));
+  if (!parent.valid()) return ErrnoStatus(errno, PrintableName(PathFor("..")));
+  ASSIGN_OR_RETURN(const struct statx stat, Stat(parent.get()), "{}", PrintableName(PathFor("..")));
+  if (IdOf(stat) != levels_[levels_.size() - 2].id) {
+    return absl::AbortedError(
+        fmt::format("{}: directory was moved while it was read", PrintableName(PathFor(""))));
+  }
+  levels_.pop_back();
+  current_ = std::move(parent);
+  return absl::OkStatus();
+}
+
+absl::Status DirectoryImporter::SetContent(int fd, const struct statx& stat, Inode& inode) {
+  inode.size = stat.stx_size;
+  if (inode.size == 0) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const UniqueFd file, OpenFile(PathOf(fd), O_RDONLY));
+  ASSIGN_OR_RETURN(FileContent content, FileContent::Begin(sink_, inode.size));
+  for (uint64_t position = 0; position < inode.size;) {
+    ASSIGN_OR_RETURN(const uint64_t data, FindData(file.get(), position, inode.size));
+    RETURN_IF_ERROR(content.AppendHole(data - position));
+    if (data == inode.size) break;
+    ASSIGN_OR_RETURN(position, FindHole(file.get(), data, inode.size));
+    RETURN_IF_ERROR(CopyData(file.get(), data, position, content));
+  }
+  ASSIGN_OR_RETURN(const struct statx after, Stat(fd));
+  if (after.stx_size != stat.stx_size || after.stx_mtime.tv_sec != stat.stx_mtime.tv_sec ||
+      after.stx_mtime.tv_nsec != stat.stx_mtime.tv_nsec) {
+    return absl::AbortedError(fmt::format("file changed while it was read, from {} bytes to {}",
+                                          stat.stx_size, after.stx_size));
+  }
+  ASSIGN_OR_RETURN(inode.extents, content.Finish());
+  return absl::OkStatus();
+}
+
+absl::Status DirectoryImporter::CopyData(int fd, uint64_t begin, uint64_t end,
+                                         FileContent& content) {
+  while (begin < end) {
+    const auto wanted = static_cast<size_t>(std::min<uint64_t>(end - begin, buffer_.size()));
+    const ssize_t length = ::pread(fd, buffer_.data(), wanted, static_cast<off_t>(begin));
+    if (length < 0 && errno == EINTR) continue;
+    if (length < 0) return ErrnoStatus(errno, fmt::format("read at byte {}", begin));
+    if (length == 0) {
+      return absl::AbortedError(fmt::format("file shrank to {} bytes while it was read", begin));
+    }
+    RETURN_IF_ERROR(content.Append(std::span(buffer_).first(static_cast<size_t>(length))));
+    begin += static_cast<uint64_t>(length);
+  }
+  return absl::OkStatus();
+}
+
+std::string DirectoryImporter::PathFor(std::string_view name) const {
+  std::string path;
+  for (const Level& level : levels_) path += level.name + '/';
+  return path.append(name);
+}
+
+}  // namespace
+
+absl::StatusOr<Tree> ImportDirectory(const std::string& path, ContentSink& sink) {
+  return DirectoryImporter(sink).Run(path);
+}
+
+}  // namespace lamina::erofs

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "erofs/layer_loader.h"
+
+#include <dirent.h>
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace lamina::erofs {
+namespace {
+
+// The xattrs that overlayfs keeps for itself: trusted.*, and user.* when mounted with "userxattr"
+// (kernel documentation, filesystems/overlayfs.rst).
+constexpr std::string_view kOverlayPrefixes[] = {"trusted.overlay.", "user.overlay."};
+
+bool IsOverlayXattr(const Xattr& xattr) {
+  return std::any_of(std::begin(kOverlayPrefixes), std::end(kOverlayPrefixes),
+                     [&](std::string_view prefix) { return xattr.name.starts_with(prefix); });
+}
+
+// The value of an overlayfs xattr, or nothing.
+std::optional<std::string_view> OverlayXattr(const Inode& inode, std::string_view name) {
+  for (const Xattr& xattr : inode.xattrs) {
+    for (const std::string_view prefix : kOverlayPrefixes) {
+      if (xattr.name.starts_with(prefix) && xattr.name.substr(prefix.size()) == name) {
+        return xattr.value;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+// A whiteout is a character device 0:0, or an empty file with an xattr (since kernel 6.7).
+bool IsAnyWhiteout(const Inode& inode) {
+  return inode.is_whiteout() ||
+         (inode.is_regular() && inode.size == 0 && OverlayXattr(inode, "whiteout").has_value());
+}
+
+// Of the other values, "x" only says that the directory has whiteouts of the second form.
+bool IsOpaque(const Inode& inode) { return OverlayXattr(inode, "opaque") == "y"; }
+
+class Loader {
+ public:
+  // Without a slot, overlay semantics are off.
+  Loader(const Reader& reader, std::optional<uint16_t> slot, Tree& tree)
+      : reader_(reader),
+        slot_(slot),
+        tree_(tree),
+        loaded_(reader.image_size() / 32 + 1, kNotLoaded) {}
+
+  absl::Status Load();
+
+ private:
+  struct Directory {
+    InodeInfo info;
+    InodeIndex index;
+    Nid parent;
+    bool fresh;  // nothing of lower layers is in it
+  };
+
+  static constexpr InodeIndex kNotLoaded = 0xFFFFFFFF;
+  static constexpr InodeIndex kWhiteout = 0xFFFFFFFE;
+
+  absl::Status LoadDirectory(const Directory& directory);
+  absl::Status LoadEntry(const Directory& directory, const Reader::Entry& entry);
+  absl::Status LoadSubdirectory(const Directory& parent, const Reader::Entry& entry,
+                                const InodeInfo& info, Inode inode);
+  absl::StatusOr<Inode> LoadInode(const InodeInfo& info);
+  absl::Status LoadExtents(const InodeInfo& info, Inode& inode);
+
+  // Account for metadata that belongs to one inode alone, and for what many can refer to. Without
+  // the limits a small hostile image could make any number of inodes out of the same bytes.
+  absl::Status Claim(uint64_t bytes);
+  absl::Status Copy(uint64_t bytes);
+
+  const Reader& reader_;
+  const std::optional<uint16_t> slot_;
+  Tree& tree_;
+  std::vector<InodeIndex> loaded_;  // by nid
+  std::vector<Directory> pending_;  // directories still to be read
+  uint64_t claimed_ = 0;
+  uint64_t copied_ = 0;
+};
+
+absl::Status Loader::Load() {
+  ASSIGN_OR_RETURN(const InodeInfo info, reader_.ReadInode(reader_.root()), "/");
+  ASSIGN_OR_RETURN(Inode root, LoadInode(info), "/");
+  if (slot_.has_value() && IsOpaque(root)) {
+    for (const DirectoryEntry& entry : tree_.Entries(Tree::kRoot)) {
+      tree_.Remove(Tree::kRoot, entry.name);
+    }
+  }
+  if (slot_.has_value()) std::erase_if(root.xattrs, IsOverlayXattr);
+  tree_.inode(Tree::kRoot) = std::move(root);
+  loaded_[info.nid] = Tree::kRoot;
+  pending_.push_back({info, Tree::kRoot, info.nid, tree_.entry_count(Tree::kRoot) == 0});
+  while (!pending_.empty()) {
+    const Directory directory = pending_.back();
+    pending_.pop_back();
+    RETURN_IF_ERROR(LoadDirectory(directory));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Loader::LoadDirectory(const Directory& directory) {
+  RETURN_IF_ERROR(Claim(directory.info.size), "directory {}", directory.info.nid);
+  std::string_view previous;
+  absl::Status status;
+  RETURN_IF_ERROR(reader_.ReadDirectory(directory.info, 0, [&](const Reader::Entry& entry) {
+    if (entry.name <= previous) {
+      status = absl::DataLossError(fmt::format("directory {}: \"{}\" after \"{}\"",
+                                               directory.info.nid, entry.name, previous));
+    } else {
+      status = LoadEntry(directory, entry);
+    }
+    previous = entry.name;
+    return status.ok();
+  }));
+  return status;
+}
+
+absl::Status Loader::LoadEntry(const Directory& directory, const Reader::Entry& entry) {
+  const auto annotate = [&](absl::Status status) {
+    return status.ok() ? status : Annotate(status, tree_.PathOf(directory.index, entry.name));
+  };
+  if (entry.name == "." || entry.name == "..") {
+    const Nid expected = entry.name == "." ? directory.info.nid : directory.parent;
+    if (entry.nid == expected) return absl::OkStatus();
+    return annotate(
+        absl::DataLossError(fmt::format("leads to inode {} instead of {}", entry.nid, expected)));
+  }
+  absl::StatusOr<InodeInfo> info = reader_.ReadInode(entry.nid);
+  if (!info.ok()) return annotate(info.status());
+  if (entry.type != DT_UNKNOWN && entry.type != IFTODT(info->mode)) {
+    return annotate(
+        absl::DataLossError(fmt::format("entry of type {} for mode {:o}", entry.type, info->mode)));
+  }
+  InodeIndex& loaded = loaded_[entry.nid];
+  if (loaded == kNotLoaded) {
+    absl::StatusOr<Inode> inode = LoadInode(*info);
+    if (!inode.ok()) return annotate(inode.status());
+    const bool whiteout = slot_.has_value() && IsAnyWhiteout(*inode);
+    if (inode->is_directory()) {
+      return annotate(LoadSubdirectory(directory, entry, *info, *std::move(inode)));
+    }
+    if (!directory.fresh) tree_.Remove(directory.index, entry.name);
+    if (whiteout) {
+      loaded = kWhiteout;
+      return absl::OkStatus();
+    }
+    if (slot_.has_value()) std::erase_if(inode->xattrs, IsOverlayXattr);
+    absl::StatusOr<InodeIndex> created =
+        tree_.Create(directory.index, entry.name, *std::move(inode));
+    if (created.ok()) loaded = *created;
+    return annotate(created.status());
+  }
+  if (info->is_directory()) {
+    return annotate(absl::DataLossError(fmt::format("directory {} in two places", entry.nid)));
+  }
+  if (!directory.fresh) tree_.Remove(directory.index, entry.name);
+  if (loaded == kWhiteout) return absl::OkStatus();
+  return annotate(tree_.Link(directory.index, entry.name, loaded));
+}
+
+absl::Status Loader::LoadSubdirectory(const Directory& parent, const Reader::Entry& entry,
+                                      const InodeInfo& info, Inode inode) {
+  std::optional<InodeIndex> lower;
+  if (!parent.fresh) lower = tree_.Find(parent.index, entry.name);
+  const bool joins = lower.has_value() && tree_.inode(*lower).is_directory() && !IsOpaque(inode);
+  if (slot_.has_value()) std::erase_if(inode.xattrs, IsOverlayXattr);
+  Directory directory = {.info = info, .parent = parent.info.nid, .fresh = !joins};
+  if (joins) {
+    tree_.inode(*lower) = std::move(inode);
+    directory.index = *lower;
+  } else {
+    if (lower.has_value()) tree_.Remove(parent.index, entry.name);
+    ASSIGN_OR_RETURN(directory.index, tree_.Create(parent.index, entry.name, std::move(inode)));
+  }
+  loaded_[info.nid] = directory.index;
+  pending_.push_back(directory);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Inode> Loader::LoadInode(const InodeInfo& info) {
+  Inode inode = {.mode = info.mode,
+                 .uid = info.uid,
+                 .gid = info.gid,
+                 .mtime = info.mtime,
+                 .size = info.is_regular() ? info.size : 0,
+                 .rdev = info.rdev};
+  if (info.xattr_size > 0) {
+    ASSIGN_OR_RETURN(inode.xattrs, reader_.ReadXattrs(info));
+    for (const Xattr& xattr : inode.xattrs) {
+      RETURN_IF_ERROR(Copy(xattr.name.size() + xattr.value.size()));
+    }
+  }
+  if (info.is_symlink()) {
+    RETURN_IF_ERROR(Copy(info.size));
+    ASSIGN_OR_RETURN(inode.target, reader_.ReadLink(info));
+  }
+  if (info.is_regular()) RETURN_IF_ERROR(LoadExtents(info, inode));
+  return inode;
+}
+
+absl::Status Loader::LoadExtents(const InodeInfo& info, Inode& inode) {
+  RETURN_IF_ERROR(Claim(reader_.ChunkIndexSize(info)), "inode {}", info.nid);
+  ASSIGN_OR_RETURN(inode.extents, reader_.ReadExtents(info));
+  if (!slot_.has_value()) return absl::OkStatus();
+  for (Extent& extent : inode.extents) {
+    if (extent.device != 1) {
+      return absl::InvalidArgumentError(
+          fmt::format("inode {}: content on device {}, but a layer has only device 1", info.nid,
+                      extent.device));
+    }
+    extent.device = *slot_;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Loader::Claim(uint64_t bytes) {
+  if (bytes > reader_.image_size() - claimed_) {
+    return absl::DataLossError(
+        fmt::format("directories and chunk indexes overlap or leave the image: {} bytes after {} "
+                    "in an image of {}",
+                    bytes, claimed_, reader_.image_size()));
+  }
+  claimed_ += bytes;
+  return absl::OkStatus();
+}
+
+absl::Status Loader::Copy(uint64_t bytes) {
+  constexpr uint64_t kFactor = 64;
+  constexpr uint64_t kAlways = 16u << 20;
+  copied_ += bytes;
+  if (copied_ > kAlways && copied_ / kFactor > reader_.image_size()) {
+    return absl::ResourceExhaustedError(
+        fmt::format("xattrs and symbolic links take {} bytes in an image of {}", copied_,
+                    reader_.image_size()));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status LoadImage(const Reader& reader, Tree& tree) {
+  return Loader(reader, std::nullopt, tree).Load();
+}
+
+absl::Status OverlayImage(const Reader& reader, uint16_t slot, Tree& tree) {
+  return Loader(reader, slot, tree).Load();
+}
+
+absl::StatusOr<Tree> ReadTree(const Reader& reader) {
+  Tree tree;
+  RETURN_IF_ERROR(LoadImage(reader, tree), "read EROFS image");
+  return tree;
+}
+
+}  // namespace lamina::erofs

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fs/engine/client.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+
+#include "fs/engine/messages.h"
+#include "fs/engine/socket.h"
+#include "fs/mount/mount.h"
+
+extern char** environ;
+
+namespace lamina::fs {
+namespace {
+
+using nlohmann::json;
+
+// An engine that ends just as it is called does not answer; another is started then.
+constexpr int kAttempts = 20;
+// How long Unmount waits for an engine without mounts to end. Readers of a mount that was detached
+// can keep it alive for as long as they like.
+constexpr int kEndMilliseconds = 5'000;
+
+void WaitForClose(int socket) {
+  pollfd event = {.fd = socket, .events = POLLRDHUP};
+  ::poll(&event, 1, kEndMilliseconds);
+}
+
+absl::StatusOr<std::string> ReadToEnd(int fd) {
+  std::string text;
+  char buffer[1024];
+  while (true) {
+    const ssize_t got = ::read(fd, buffer, sizeof(buffer));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ErrnoStatus(errno, "read from the engine's ready pipe");
+    if (got == 0) return text;
+    text.append(buffer, static_cast<size_t>(got));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<json> Client::Mount(const MountRequest& request) {
+  json message = ToJson(request);
+  message["op"] = "mount";
+  return Call(message, /*start_engine=*/true);
+}
+
+absl::Status Client::Unmount(const std::string& target) {
+  return Call({{"op", "unmount"}, {"target", target}}, /*start_engine=*/true).status();
+}
+
+absl::StatusOr<json> Client::Report(const std::optional<std::string>& target) {
+  json message = {{"op", "report"}};
+  if (target.has_value()) message["target"] = *target;
+  absl::StatusOr<json> reply = Call(message, /*start_engine=*/false);
+  if (!absl::IsUnavailable(reply.status())) return reply;
+  if (target.has_value()) {
+    return absl::NotFoundError(fmt::format("no image is mounted at {}", *target));
+  }
+  return json::array();
+}
+
+absl::StatusOr<json> Client::Call(const json& request, bool start_engine) {
+  absl::Status last;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    const absl::StatusOr<UniqueFd> socket = ConnectUnix(state_, kControlSocket);
+    if (!socket.ok()) {
+      const bool absent = absl::IsUnavailable(socket.status()) || absl::IsNotFound(socket.status());
+      if (!absent) return socket.status();
+      if (!start_engine) return absl::UnavailableError(std::string(socket.status().message()));
+      last = StartEngine();
+      // Another client may have started one at the same time: then it is that one we talk to.
+      if (!last.ok() && !absl::IsUnavailable(last)) return last;
+      if (!last.ok()) ::usleep(20'000);
+      continue;
+    }
+    absl::Status sent = WriteLine(socket->get(), request.dump());
+    absl::StatusOr<std::string> line =
+        sent.ok() ? ReadLine(socket->get()) : absl::StatusOr<std::string>(sent);
+    if (!line.ok()) {
+      // Closed without an answer: the request was not begun.
+      last = line.status();
+      continue;
+    }
+    if (request["op"] == "unmount") WaitForClose(socket->get());
+    return ParseReply(*line);
+  }
+  return Annotate(std::move(last), fmt::format("engine of {}", state_));
+}
+
+absl::Status Client::StartEngine() {
+  int pipe_fds[2];
+  if (::pipe2(pipe_fds, 0) != 0) return ErrnoStatus(errno, "create a pipe");
+  UniqueFd read_end(pipe_fds[0]);
+  UniqueFd write_end(pipe_fds[1]);
+  ::fcntl(read_end.get(), F_SETFD, FD_CLOEXEC);
+  const std::string state_option = "--state=" + state_;
+  const std::string ready_option = fmt::format("--ready-fd={}", write_end.get());
+  const char* arguments[] = {
+      "lamina", "serve", state_option.c_str(), "--end-when-idle", ready_option.c_str(), nullptr};
+  pid_t child = -1;
+  const int error = ::posix_spawn(&child, program_.c_str(), nullptr, nullptr,
+                                  const_cast<char**>(arguments), environ);
+  if (error != 0) return ErrnoStatus(error, "start the engine " + program_);
+  write_end.Reset();
+  // The child detaches itself: it forks, and the parent half ends at once.
+  int ignored = 0;
+  while (::waitpid(child, &ignored, 0) < 0 && errno == EINTR) {
+  }
+  // "ok", or {"error": ..., "code": ...}; nothing if it died.
+  ASSIGN_OR_RETURN(const std::string answer, ReadToEnd(read_end.get()));
+  if (answer == "ok") return absl::OkStatus();
+  if (answer.empty()) {
+    return absl::InternalError(
+        fmt::format("the engine ended before it was ready: see {}/engine.log", state_));
+  }
+  const absl::StatusOr<json> reply = ParseReply(answer);
+  return reply.ok() ? absl::OkStatus() : reply.status();
+}
+
+std::string DefaultStateDirectory() {
+  if (::geteuid() == 0) return "/var/lib/lamina";
+  if (const char* data = std::getenv("XDG_DATA_HOME"); data != nullptr && data[0] == '/') {
+    return std::string(data) + "/lamina";
+  }
+  const char* home = std::getenv("HOME");
+  return std::string(home != nullptr ? home : "/tmp") + "/.local/share/lamina";
+}
+
+std::optional<std::string> StateOfMount(const std::string& target) {
+  const absl::StatusOr<std::optional<MountInfo>> info = FindMount(target);
+  if (!info.ok() || !info->has_value()) return std::nullopt;
+  // EROFS has <state>/images/... as its source, FUSE <state>/mounts/..., an overlay has the latter
+  // in its options.
+  for (std::string text : {(*info)->source, (*info)->super_options}) {
+    if (const size_t option = text.find("lowerdir"); option != std::string::npos) {
+      const size_t start = text.find('/', option);
+      text = start == std::string::npos ? "" : text.substr(start);
+    }
+    for (const char* part : {"/images/", "/mounts/"}) {
+      const size_t end = text.find(part);
+      if (end == std::string::npos || text[0] != '/') continue;
+      const std::string state = text.substr(0, end);
+      std::error_code ignored;
+      if (std::filesystem::exists(state + "/lock", ignored)) return state;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace lamina::fs

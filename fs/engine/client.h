@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Talks to the engine of a state directory, starting one if there is none.
+#ifndef LAMINA_FS_ENGINE_CLIENT_H_
+#define LAMINA_FS_ENGINE_CLIENT_H_
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "fs/engine/engine.h"
+
+namespace lamina::fs {
+
+// Calls may block for as long as the engine needs; each is one connection. Replies are JSON as
+// messages.h has it.
+class Client {
+ public:
+  // `program` is started as `program serve --state=<state> --end-when-idle --ready-fd=N` when an
+  // engine is needed.
+  Client(std::string state, std::string program)
+      : state_(std::move(state)), program_(std::move(program)) {}
+
+  absl::StatusOr<nlohmann::json> Mount(const MountRequest& request);
+  // Also waits for the engine to end if it has nothing left to do.
+  absl::Status Unmount(const std::string& target);
+  // An empty array if there is no engine.
+  absl::StatusOr<nlohmann::json> Report(const std::optional<std::string>& target);
+
+ private:
+  absl::StatusOr<nlohmann::json> Call(const nlohmann::json& request, bool start_engine);
+  absl::Status StartEngine();
+
+  std::string state_;
+  std::string program_;
+};
+
+// /var/lib/lamina for root, $XDG_DATA_HOME/lamina or ~/.local/share/lamina for others.
+std::string DefaultStateDirectory();
+
+// The state directory of the engine that mounted an image at `target`, as the mount itself tells
+// it; nothing if it does not.
+std::optional<std::string> StateOfMount(const std::string& target);
+
+}  // namespace lamina::fs
+
+#endif  // LAMINA_FS_ENGINE_CLIENT_H_

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The engine of a node: everything that must live as long as a mount does. It owns a state
+// directory, attaches the blobs of images, keeps their merged metadata, mounts them and counts what
+// their readers cause. One engine at a time has a state directory.
+//
+//   <state>/lock              held (flock) for as long as the engine lives
+//   <state>/control.sock      see server.h
+//   <state>/blobs/ index/     chunkstore's
+//   <state>/images/<hex>/     merged metadata of the image with that manifest digest
+//   <state>/mounts/<id>/      what a mount needs: lower/ (EROFS below a writable mount), upper/,
+//   work/ <state>/fuse/             blob files for the kernel's EROFS
+#ifndef LAMINA_FS_ENGINE_ENGINE_H_
+#define LAMINA_FS_ENGINE_ENGINE_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "chunkstore/base/status.h"
+#include "chunkstore/stats.h"
+
+namespace lamina::fs {
+
+enum class Transport {
+  kAuto,   // the first of the following that this machine can do
+  kErofs,  // kernel EROFS on blob files served over FUSE; needs root
+  kFuse,   // the whole tree over FUSE
+};
+absl::StatusOr<Transport> ParseTransport(std::string_view text);
+std::string_view TransportName(Transport transport);
+
+struct MountRequest {
+  std::string image;   // "oci:DIR[:TAG]", DIR absolute
+  std::string target;  // absolute path of an existing directory
+  Transport transport = Transport::kAuto;
+  bool loop = false;         // EROFS through loop devices, as on kernels before 6.12
+  bool writable = false;     // an overlay on top; changes are lost at unmount unless:
+  std::string writable_dir;  // keeps upper/ and work/ here (implies writable)
+};
+
+// What a mount is.
+struct MountDescription {
+  std::string id;
+  std::string image;
+  std::string manifest_digest;
+  std::string target;
+  Transport transport = Transport::kAuto;  // the one chosen, never kAuto
+  bool loop = false;
+  bool writable = false;
+  std::string reason;  // why this transport
+};
+
+// What a mount's readers caused, for people and programs.
+struct MountReport {
+  MountDescription mount;
+  uint64_t layers = 0;
+  uint64_t frames = 0;          // of all layers
+  uint64_t frames_present = 0;  // on the local disk
+  std::shared_ptr<const chunkstore::ReadStats> stats;
+};
+
+// Thread-safe.
+class Engine {
+ public:
+  // Takes the state directory (made if missing, mode 0700). kUnavailable if another engine has it.
+  // What an engine that was killed left mounted is unmounted: its readers get errors already.
+  static absl::StatusOr<std::unique_ptr<Engine>> Open(const std::string& state);
+  // Unmounts what is still mounted; busy mounts are detached.
+  virtual ~Engine() = default;
+
+  virtual absl::StatusOr<MountDescription> Mount(const MountRequest& request) = 0;
+  // Unmounts `target` and forgets it. kNotFound if no mount of this engine is there,
+  // kFailedPrecondition if it is in use. A mount that a killed engine left there counts as found.
+  virtual absl::Status Unmount(const std::string& target) = 0;
+  // All mounts, or the one at `target` (kNotFound if there is none).
+  virtual absl::StatusOr<std::vector<MountReport>> Report(
+      const std::optional<std::string>& target) = 0;
+
+  // Forgets mounts that were unmounted without asking the engine, with umount(8) for example. Call
+  // it when /proc/self/mountinfo has changed.
+  virtual void ForgetGoneMounts() = 0;
+  virtual bool HasMounts() = 0;
+  // True if nothing needs the engine: no mounts, and no reader of one that was detached.
+  virtual bool Idle() = 0;
+};
+
+}  // namespace lamina::fs
+
+#endif  // LAMINA_FS_ENGINE_ENGINE_H_

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fs/engine/messages.h"
+
+namespace lamina::fs {
+namespace {
+
+using nlohmann::json;
+
+json Microseconds(std::chrono::nanoseconds duration) {
+  return static_cast<double>(duration.count()) / 1000.0;
+}
+
+json ToJson(const chunkstore::LatencyHistogram& latency) {
+  return {{"count", latency.count()},
+          {"p50_us", Microseconds(latency.Quantile(0.50))},
+          {"p95_us", Microseconds(latency.Quantile(0.95))},
+          {"p99_us", Microseconds(latency.Quantile(0.99))}};
+}
+
+const json* Find(const json& object, std::string_view name) {
+  if (!object.is_object()) return nullptr;
+  const auto field = object.find(std::string(name));
+  return field == object.end() ? nullptr : &*field;
+}
+
+}  // namespace
+
+absl::StatusOr<Transport> ParseTransport(std::string_view text) {
+  for (const Transport transport : {Transport::kAuto, Transport::kErofs, Transport::kFuse}) {
+    if (text == TransportName(transport)) return transport;
+  }
+  return absl::InvalidArgumentError(
+      fmt::format("transport '{}' is not one of auto, erofs, fuse", text));
+}
+
+std::string_view TransportName(Transport transport) {
+  switch (transport) {
+    case Transport::kAuto:
+      return "auto";
+    case Transport::kErofs:
+      return "erofs";
+    case Transport::kFuse:
+      return "fuse";
+  }
+  return "unknown";
+}
+
+json ToJson(const MountRequest& request) {
+  return {{"image", request.image},       {"target", request.target},
+          {"loop", request.loop},         {"transport", TransportName(request.transport)},
+          {"writable", request.writable}, {"writable_dir", request.writable_dir}};
+}
+
+json ToJson(const MountDescription& mount) {
+  return {{"id", mount.id},
+          {"image", mount.image},
+          {"manifest_digest", mount.manifest_digest},
+          {"target", mount.target},
+          {"transport", TransportName(mount.transport)},
+          {"loop", mount.loop},
+          {"writable", mount.writable},
+          {"reason", mount.reason}};
+}
+
+json ToJson(const MountReport& report) {
+  const chunkstore::ReadStats& stats = *report.stats;
+  json object = ToJson(report.mount);
+  object["layers"] = report.layers;
+  object["frames"] = report.frames;
+  object["frames_present"] = report.frames_present;
+  object["read_requests"] = stats.read_requests.load();
+  object["read_bytes"] = stats.read_bytes.load();
+  object["missed_requests"] = stats.missed_requests.load();
+  object["failed_requests"] = stats.failed_requests.load();
+  object["origin_requests"] = stats.origin_requests.load();
+  object["fetched_bytes"] = stats.fetched_bytes.load();
+  object["fetched_frames"] = stats.fetched_frames.load();
+  object["copied_frames"] = stats.copied_frames.load();
+  object["decompressed_bytes"] = stats.decompressed_bytes.load();
+  object["written_bytes"] = stats.written_bytes.load();
+  object["hit_latency"] = ToJson(stats.hit_latency);
+  object["miss_latency"] = ToJson(stats.miss_latency);
+  return object;
+}
+
+absl::StatusOr<std::string> StringField(const json& object, std::string_view name) {
+  const json* field = Find(object, name);
+  if (field == nullptr || !field->is_string()) {
+    return absl::InvalidArgumentError(fmt::format("field '{}' is not a string", name));
+  }
+  return field->get<std::string>();
+}
+
+absl::StatusOr<bool> BoolField(const json& object, std::string_view name) {
+  const json* field = Find(object, name);
+  if (field == nullptr || !field->is_boolean()) {
+    return absl::InvalidArgumentError(fmt::format("field '{}' is not true or false", name));
+  }
+  return field->get<bool>();
+}
+
+absl::StatusOr<MountRequest> ParseMountRequest(const json& object) {
+  MountRequest request;
+  ASSIGN_OR_RETURN(request.image, StringField(object, "image"));
+  ASSIGN_OR_RETURN(request.target, StringField(object, "target"));
+  ASSIGN_OR_RETURN(const std::string transport, StringField(object, "transport"));
+  ASSIGN_OR_RETURN(request.transport, ParseTransport(transport));
+  ASSIGN_OR_RETURN(request.loop, BoolField(object, "loop"));
+  ASSIGN_OR_RETURN(request.writable, BoolField(object, "writable"));
+  ASSIGN_OR_RETURN(request.writable_dir, StringField(object, "writable_dir"));
+  return request;
+}
+
+json ErrorToJson(const absl::Status& status) {
+  return {{"error", std::string(status.message())}, {"code", static_cast<int>(status.code())}};
+}
+
+absl::StatusOr<json> ParseReply(std::string_view line) {
+  json reply = json::parse(line, nullptr, /*allow_exceptions=*/false);
+  if (const json* value = Find(reply, "ok"); value != nullptr) return *value;
+  const json* code = Find(reply, "code");
+  const absl::StatusOr<std::string> error = StringField(reply, "error");
+  if (!error.ok() || code == nullptr || !code->is_number_integer()) {
+    return absl::InternalError(
+        fmt::format("the engine's reply is not understood: '{}'", line.substr(0, 200)));
+  }
+  return absl::Status(static_cast<absl::StatusCode>(code->get<int>()), *error);
+}
+
+}  // namespace lamina::fs

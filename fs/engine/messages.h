@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Requests and replies on the control socket: one JSON object on a line each way, then the server
+// closes. Requests: {"op": "mount" | "unmount" | "report", ...fields}. Replies: {"ok": ...} or
+// {"error": text, "code": absl status code}. The reply to an "unmount" that leaves the engine
+// without work ends the connection only when the process has ended.
+#ifndef LAMINA_FS_ENGINE_MESSAGES_H_
+#define LAMINA_FS_ENGINE_MESSAGES_H_
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "fs/engine/engine.h"
+
+namespace lamina::fs {
+
+nlohmann::json ToJson(const MountRequest& request);
+nlohmann::json ToJson(const MountDescription& mount);
+nlohmann::json ToJson(const MountReport& report);
+
+absl::StatusOr<MountRequest> ParseMountRequest(const nlohmann::json& json);
+
+// A string or boolean field of an object; kInvalidArgument, naming it, if it is missing or of
+// another type.
+absl::StatusOr<std::string> StringField(const nlohmann::json& object, std::string_view name);
+absl::StatusOr<bool> BoolField(const nlohmann::json& object, std::string_view name);
+
+nlohmann::json ErrorToJson(const absl::Status& status);
+// The value of a reply's "ok", or the error it carries.
+absl::StatusOr<nlohmann::json> ParseReply(std::string_view line);
+
+}  // namespace lamina::fs
+
+#endif  // LAMINA_FS_ENGINE_MESSAGES_H_

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fs/engine/metadata_cache.h"
+
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+
+#include "chunkstore/format.h"
+#include "erofs/builder.h"
+#include "erofs/merge.h"
+#include "erofs/reader.h"
+
+namespace lamina::fs {
+namespace {
+
+using chunkstore::Blob;
+
+// Part of the cache key: raise it when merging or building gives other bytes than before.
+constexpr std::string_view kMergeVersion = "1";
+
+// The file ends in this, so that damage on the local disk is noticed before the kernel sees it. It
+// lies in the padding behind the EROFS image.
+struct Trailer {
+  char magic[8];
+  uint64_t checksum;  // XXH3-64 of all bytes before the trailer
+};
+constexpr char kTrailerMagic[8] = {'L', 'A', 'M', 'I', 'N', 'A', 'M', 'D'};
+
+Digest CacheKey(const std::vector<std::shared_ptr<Blob>>& blobs) {
+  Hasher hasher;
+  hasher.Update(AsBytes(kMergeVersion));
+  for (const auto& blob : blobs) {
+    // The section table covers the metadata, the object's digest names the device.
+    hasher.Update(std::as_bytes(std::span(blob->descriptor().digest.bytes)));
+    hasher.Update(std::as_bytes(std::span(blob->descriptor().section_table_digest.bytes)));
+  }
+  return hasher.Finish();
+}
+
+uint64_t Checksum(std::span<const std::byte> bytes) {
+  return XXH3_64bits(bytes.data(), bytes.size());
+}
+
+absl::StatusOr<MergedMetadata> OpenCached(const std::string& path) {
+  ASSIGN_OR_RETURN(const UniqueFd fd, OpenFile(path, O_RDONLY));
+  ASSIGN_OR_RETURN(const uint64_t size, FileSize(fd.get()));
+  MergedMetadata metadata{.path = path};
+  ASSIGN_OR_RETURN(metadata.mapping, Mapping::OfFile(fd.get(), size, /*writable=*/false));
+  const std::span<const std::byte> bytes = std::as_const(metadata.mapping).bytes();
+  Trailer trailer{};
+  if (bytes.size() < sizeof(trailer)) {
+    return absl::DataLossError(fmt::format("{}: only {} bytes", path, size));
+  }
+  const auto content = bytes.first(bytes.size() - sizeof(trailer));
+  std::memcpy(&trailer, bytes.data() + content.size(), sizeof(trailer));
+  if (std::memcmp(trailer.magic, kTrailerMagic, sizeof(kTrailerMagic)) != 0 ||
+      trailer.checksum != Checksum(content)) {
+    return absl::DataLossError(path + ": checksum mismatch");
+  }
+  return metadata;
+}
+
+absl::StatusOr<std::string> Merge(const std::vector<std::shared_ptr<Blob>>& blobs,
+                                  const Digest& key) {
+  std::vector<erofs::Reader> readers;
+  erofs::BuildOptions options;
+  readers.reserve(blobs.size());
+  for (const auto& blob : blobs) {
+    const Digest& digest = blob->descriptor().digest;
+    ASSIGN_OR_RETURN(erofs::Reader reader, erofs::Reader::Open(blob->metadata()),
+                     "metadata of layer {}", digest.ToString());
+    readers.push_back(std::move(reader));
+    options.devices.push_back({.tag = digest.Hex(), .blocks = blob->blocks()});
+  }
+  std::copy_n(key.bytes.begin(), options.uuid.size(), options.uuid.begin());
+  std::vector<const erofs::Reader*> layers;
+  layers.reserve(readers.size());
+  for (const erofs::Reader& reader : readers) layers.push_back(&reader);
+  ASSIGN_OR_RETURN(const erofs::Tree tree, erofs::MergeLayers(layers), "merge layers");
+  return erofs::BuildImage(tree, options);
+}
+
+// Appends zeros and the trailer to the next multiple of the file alignment.
+void Seal(std::string& image) {
+  const uint64_t needed = image.size() + sizeof(Trailer);
+  const uint64_t padded = (needed + chunkstore::kFileAlignment - 1) / chunkstore::kFileAlignment *
+                          chunkstore::kFileAlignment;
+  image.resize(padded - sizeof(Trailer), '\0');
+  Trailer trailer{.checksum = Checksum(AsBytes(image))};
+  std::memcpy(trailer.magic, kTrailerMagic, sizeof(kTrailerMagic));
+  image.append(reinterpret_cast<const char*>(&trailer), sizeof(trailer));
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const MergedMetadata>> GetMergedMetadata(
+    const std::string& directory, const std::vector<std::shared_ptr<Blob>>& blobs) {
+  const Digest key = CacheKey(blobs);
+  const std::string path = fmt::format("{}/{}/metadata", directory, key.Hex());
+  absl::StatusOr<MergedMetadata> cached = OpenCached(path);
+  if (!cached.ok()) {
+    if (!absl::IsNotFound(cached.status())) {
+      spdlog::warn("merged metadata is built again: {}", std::string(cached.status().message()));
+    }
+    ASSIGN_OR_RETURN(std::string image, Merge(blobs, key));
+    Seal(image);
+    std::error_code error;
+    std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
+    if (error) return ErrnoStatus(error.value(), "create the directory of " + path);
+    RETURN_IF_ERROR(WriteFileAtomically(path, image));
+    cached = OpenCached(path);
+    RETURN_IF_ERROR(cached.status());
+  }
+  return std::make_shared<const MergedMetadata>(*std::move(cached));
+}
+
+}  // namespace lamina::fs

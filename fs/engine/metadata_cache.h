@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Merged metadata of images, kept on the node: one EROFS image of metadata for each OCI image, its
+// device table naming the layers' blobs. Whatever the layers say, the kernel is only ever given
+// metadata that Lamina's own builder wrote.
+#ifndef LAMINA_FS_ENGINE_METADATA_CACHE_H_
+#define LAMINA_FS_ENGINE_METADATA_CACHE_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "chunkstore/base/file.h"
+#include "chunkstore/blob_store.h"
+
+namespace lamina::fs {
+
+// A metadata file, mapped; it stays usable as long as this lives.
+struct MergedMetadata {
+  std::string path;
+  Mapping mapping;  // of the whole file, which is padded to 2 MiB
+};
+
+// Returns the metadata of the image that consists of `blobs` (lowest layer first): from
+// `<directory>/<hex name>/` if it is there and undamaged, else by merging and writing it there.
+// Any number of threads and processes may do so at once.
+absl::StatusOr<std::shared_ptr<const MergedMetadata>> GetMergedMetadata(
+    const std::string& directory, const std::vector<std::shared_ptr<chunkstore::Blob>>& blobs);
+
+}  // namespace lamina::fs
+
+#endif  // LAMINA_FS_ENGINE_METADATA_CACHE_H_

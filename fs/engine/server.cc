@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fs/engine/server.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spdlog/spdlog.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <list>
+#include <memory>
+#include <optional>
+#include <thread>
+
+#include "fs/engine/engine.h"
+#include "fs/engine/messages.h"
+#include "fs/engine/socket.h"
+
+namespace lamina::fs {
+namespace {
+
+using nlohmann::json;
+
+// How long a client may take to send its request.
+constexpr timeval kRequestTimeout = {.tv_sec = 10, .tv_usec = 0};
+// How long an engine that was started on demand waits for its first request.
+constexpr int kFirstRequestMilliseconds = 10'000;
+// How often detached mounts are asked whether their last user has gone.
+constexpr int kIdlePollMilliseconds = 5;
+
+absl::StatusOr<json> Execute(Engine& engine, const json& request) {
+  ASSIGN_OR_RETURN(const std::string op, StringField(request, "op"));
+  if (op == "mount") {
+    ASSIGN_OR_RETURN(const MountRequest mount, ParseMountRequest(request));
+    ASSIGN_OR_RETURN(const MountDescription description, engine.Mount(mount));
+    return ToJson(description);
+  }
+  if (op == "unmount") {
+    ASSIGN_OR_RETURN(const std::string target, StringField(request, "target"));
+    RETURN_IF_ERROR(engine.Unmount(target));
+    return json::object();
+  }
+  if (op == "report") {
+    std::optional<std::string> target;
+    if (request.contains("target")) {
+      ASSIGN_OR_RETURN(target, StringField(request, "target"));
+    }
+    ASSIGN_OR_RETURN(const std::vector<MountReport> reports, engine.Report(target));
+    json array = json::array();
+    for (const MountReport& report : reports) array.push_back(ToJson(report));
+    return array;
+  }
+  return absl::InvalidArgumentError(fmt::format("unknown op '{}'", op));
+}
+
+// One request on a thread of its own.
+class Connection {
+ public:
+  Connection(Engine& engine, UniqueFd socket, int wake_fd)
+      : socket_(std::move(socket)), thread_([this, &engine, wake_fd] {
+          Serve(engine);
+          done_ = true;
+          const uint64_t one = 1;
+          [[maybe_unused]] const ssize_t written = ::write(wake_fd, &one, sizeof(one));
+        }) {}
+  ~Connection() {
+    ::shutdown(socket_.get(), SHUT_RD);  // a client that sends nothing must not hold us up
+    thread_.join();
+  }
+
+  bool done() const { return done_; }
+  // The descriptor stays open until the process ends, so that the client sees when that is.
+  void LeaveOpen() { socket_.Release(); }
+
+ private:
+  void Serve(Engine& engine) {
+    ::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &kRequestTimeout, sizeof(kRequestTimeout));
+    const absl::StatusOr<std::string> line = ReadLine(socket_.get());
+    if (!line.ok()) return;
+    const json request = json::parse(*line, nullptr, /*allow_exceptions=*/false);
+    absl::StatusOr<json> result = Execute(engine, request);
+    const json reply = result.ok() ? json{{"ok", *result}} : ErrorToJson(result.status());
+    const std::string text = reply.dump(-1, ' ', false, json::error_handler_t::replace);
+    if (absl::Status status = WriteLine(socket_.get(), text); !status.ok()) {
+      spdlog::warn("{}", std::string(status.message()));
+    }
+  }
+
+  UniqueFd socket_;
+  std::atomic<bool> done_{false};
+  std::thread thread_;
+};
+
+absl::StatusOr<UniqueFd> StopSignals() {
+  sigset_t signals;
+  ::sigemptyset(&signals);
+  ::sigaddset(&signals, SIGTERM);
+  ::sigaddset(&signals, SIGINT);
+  UniqueFd fd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!fd.valid()) return ErrnoStatus(errno, "signalfd");
+  return fd;
+}
+
+class Server {
+ public:
+  static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options) {
+    auto server = std::make_unique<Server>(options);
+    ASSIGN_OR_RETURN(server->engine_, Engine::Open(options.state));
+    ASSIGN_OR_RETURN(server->signals_, StopSignals());
+    ASSIGN_OR_RETURN(server->mountinfo_, OpenFile("/proc/self/mountinfo", O_RDONLY));
+    server->wake_.Reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (!server->wake_.valid()) return ErrnoStatus(errno, "eventfd");
+    ASSIGN_OR_RETURN(server->listener_, ListenUnix(options.state, kControlSocket));
+    return server;
+  }
+  explicit Server(const ServerOptions& options) : options_(options) {}
+
+  // Clients in the queue that were not accepted see their connection close unanswered, and start an
+  // engine of their own. Those that were answered see it close when this process has ended.
+  ~Server() {
+    if (listener_.valid()) ::unlink((options_.state + "/" + kControlSocket).c_str());
+    listener_.Reset();
+    for (Connection& connection : connections_) {
+      if (connection.done()) connection.LeaveOpen();
+    }
+    connections_.clear();
+  }
+
+  absl::Status Run() {
+    while (!ShouldEnd()) {
+      pollfd events[] = {
+          {.fd = listener_.get(), .events = POLLIN},
+          {.fd = signals_.get(), .events = POLLIN},
+          {.fd = mountinfo_.get(), .events = POLLPRI},  // proc(5): a mount came or went
+          {.fd = wake_.get(), .events = POLLIN},
+      };
+      const int ready = ::poll(events, std::size(events), Patience());
+      if (ready < 0 && errno != EINTR) return ErrnoStatus(errno, "poll");
+      if (ready == 0 && !served_) return absl::OkStatus();  // whoever started us is gone
+      if (ready <= 0) continue;
+      if (events[1].revents != 0) return absl::OkStatus();
+      if (events[2].revents != 0) engine_->ForgetGoneMounts();
+      if (events[3].revents != 0) Drain(wake_.get());
+      if (events[0].revents != 0) Accept();
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  // Answered connections are kept while the engine may be about to end, so that their clients can
+  // wait for that.
+  bool ShouldEnd() {
+    if (!options_.end_when_idle || engine_->HasMounts()) {
+      connections_.remove_if([](const Connection& connection) { return connection.done(); });
+      return false;
+    }
+    return served_ && engine_->Idle() &&
+           std::all_of(connections_.begin(), connections_.end(),
+                       [](const Connection& connection) { return connection.done(); });
+  }
+
+  // Milliseconds to wait for an event, as poll(2) takes them.
+  int Patience() {
+    if (!options_.end_when_idle) return -1;
+    if (!served_) return kFirstRequestMilliseconds;
+    return engine_->HasMounts() ? -1 : kIdlePollMilliseconds;
+  }
+
+  void Accept() {
+    UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!socket.valid()) return;
+    served_ = true;
+    connections_.emplace_back(*engine_, std::move(socket), wake_.get());
+  }
+
+  static void Drain(int fd) {
+    uint64_t count = 0;
+    [[maybe_unused]] const ssize_t got = ::read(fd, &count, sizeof(count));
+  }
+
+  const ServerOptions options_;
+  std::unique_ptr<Engine> engine_;
+  UniqueFd signals_;
+  UniqueFd mountinfo_;
+  UniqueFd wake_;
+  UniqueFd listener_;
+  std::list<Connection> connections_;
+  bool served_ = false;
+};
+
+}  // namespace
+
+absl::Status RunServer(const ServerOptions& options) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Server> server, Server::Start(options));
+  if (options.ready) options.ready();
+  return server->Run();
+}
+
+}  // namespace lamina::fs

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The engine as a process: serves an Engine on <state>/control.sock (messages.h), follows unmounts
+// made by others, and ends when it is told to or when nothing needs it.
+#ifndef LAMINA_FS_ENGINE_SERVER_H_
+#define LAMINA_FS_ENGINE_SERVER_H_
+
+#include <functional>
+#include <string>
+
+#include "chunkstore/base/status.h"
+
+namespace lamina::fs {
+
+struct ServerOptions {
+  std::string state;
+  // End as soon as the engine is idle (once it has served a request): for engines that the CLI
+  // starts on demand.
+  bool end_when_idle = false;
+  // Called once, when the socket answers.
+  std::function<void()> ready;
+};
+
+// Runs until SIGTERM or SIGINT, or until idle if so asked; unmounts everything before it returns.
+// The two signals must be blocked in the calling process before any thread is started.
+absl::Status RunServer(const ServerOptions& options);
+
+}  // namespace lamina::fs
+
+#endif  // LAMINA_FS_ENGINE_SERVER_H_

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fs/engine/socket.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace lamina::fs {
+namespace {
+
+// An address through /proc/self/fd, which is short whatever the path of the directory.
+struct Address {
+  UniqueFd directory;
+  sockaddr_un value{};
+};
+
+absl::StatusOr<Address> MakeAddress(const std::string& directory, const std::string& name) {
+  Address address;
+  ASSIGN_OR_RETURN(address.directory, OpenFile(directory, O_PATH | O_DIRECTORY));
+  const std::string path = fmt::format("/proc/self/fd/{}/{}", address.directory.get(), name);
+  if (path.size() >= sizeof(address.value.sun_path)) {
+    return absl::InvalidArgumentError(fmt::format("socket name {} is too long", name));
+  }
+  address.value.sun_family = AF_UNIX;
+  std::memcpy(address.value.sun_path, path.c_str(), path.size() + 1);
+  return address;
+}
+
+absl::StatusOr<UniqueFd> NewSocket() {
+  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd.valid()) return ErrnoStatus(errno, "create a unix socket");
+  return fd;
+}
+
+const sockaddr* Generic(const Address& address) {
+  return reinterpret_cast<const sockaddr*>(&address.value);
+}
+
+}  // namespace
+
+absl::StatusOr<UniqueFd> ListenUnix(const std::string& directory, const std::string& name) {
+  const std::string path = directory + "/" + name;
+  if (::unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoStatus(errno, "unlink " + path);
+  ASSIGN_OR_RETURN(const Address address, MakeAddress(directory, name));
+  ASSIGN_OR_RETURN(UniqueFd fd, NewSocket());
+  // On Linux the mode of the socket's own inode decides who may connect, and bind(2) takes it from
+  // fchmod(2) before it: no moment in which others could.
+  if (::fchmod(fd.get(), 0600) != 0 ||
+      ::bind(fd.get(), Generic(address), sizeof(address.value)) != 0 ||
+      ::listen(fd.get(), 128) != 0) {
+    return ErrnoStatus(errno, "listen on " + path);
+  }
+  return fd;
+}
+
+absl::StatusOr<UniqueFd> ConnectUnix(const std::string& directory, const std::string& name) {
+  ASSIGN_OR_RETURN(const Address address, MakeAddress(directory, name));
+  ASSIGN_OR_RETURN(UniqueFd fd, NewSocket());
+  if (::connect(fd.get(), Generic(address), sizeof(address.value)) != 0) {
+    const int error = errno;
+    const std::string text = fmt::format("connect to {}/{}", directory, name);
+    if (error == ECONNREFUSED || error == ENOENT) {
+      return absl::UnavailableError(text + ": nothing listens there");
+    }
+    return ErrnoStatus(error, text);
+  }
+  return fd;
+}
+
+absl::StatusOr<std::string> ReadLine(int socket) {
+  std::string line;
+  char buffer[4096];
+  while (true) {
+    const ssize_t got = ::recv(socket, buffer, sizeof(buffer), 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno != ECONNRESET) return ErrnoStatus(errno, "read from the control socket");
+    if (got <= 0) return absl::UnavailableError("the control connection was closed");
+    const void* newline = std::memchr(buffer, '\n', static_cast<size_t>(got));
+    if (newline != nullptr) {
+      line.append(buffer, static_cast<size_t>(static_cast<const char*>(newline) - buffer));
+      return line;
+    }
+    line.append(buffer, static_cast<size_t>(got));
+    if (line.size() > kMaxLine) {
+      return absl::ResourceExhaustedError(
+          fmt::format("a line on the control socket is longer than {} bytes", kMaxLine));
+    }
+  }
+}
+
+absl::Status WriteLine(int socket, std::string_view line) {
+  std::string text(line);
+  text += '\n';
+  for (size_t sent = 0; sent < text.size();) {
+    const ssize_t put = ::send(socket, text.data() + sent, text.size() - sent, MSG_NOSIGNAL);
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) return ErrnoStatus(errno, "write to the control socket");
+    sent += static_cast<size_t>(put);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace lamina::fs

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Unix stream sockets that carry one line each way.
+#ifndef LAMINA_FS_ENGINE_SOCKET_H_
+#define LAMINA_FS_ENGINE_SOCKET_H_
+
+#include <string>
+#include <string_view>
+
+#include "chunkstore/base/file.h"
+#include "chunkstore/base/status.h"
+
+namespace lamina::fs {
+
+// The engine's socket in its state directory.
+inline constexpr const char* kControlSocket = "control.sock";
+// Longer lines are refused on both sides.
+inline constexpr size_t kMaxLine = 16 << 20;
+
+// A listening socket `<directory>/<name>`, mode 0600; an old one of that name is replaced. The
+// directory's path may be longer than the 107 bytes that sockaddr_un allows.
+absl::StatusOr<UniqueFd> ListenUnix(const std::string& directory, const std::string& name);
+// kUnavailable if nothing listens there.
+absl::StatusOr<UniqueFd> ConnectUnix(const std::string& directory, const std::string& name);
+
+// One line without its newline; kUnavailable if the other side closes before it is complete.
+absl::StatusOr<std::string> ReadLine(int socket);
+absl::Status WriteLine(int socket, std::string_view line);
+
+}  // namespace lamina::fs
+
+#endif  // LAMINA_FS_ENGINE_SOCKET_H_

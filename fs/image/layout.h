@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Reads an OCI image layout (image-spec, image-layout.md), in a directory or inside a tar archive.
+// Every path comes from a digest, so nothing in a layout can lead outside of it, and every document
+// is checked against its descriptor before it is parsed.
+#ifndef LAMINA_FS_IMAGE_LAYOUT_H_
+#define LAMINA_FS_IMAGE_LAYOUT_H_
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fs/image/file_range.h"
+#include "fs/image/oci.h"
+#include "fs/image/tar_index.h"
+
+namespace lamina::fs {
+
+// Names inside a layout.
+inline constexpr std::string_view kLayoutFile = "oci-layout";
+inline constexpr std::string_view kIndexFile = "index.json";
+inline constexpr std::string_view kBlobsDirectory = "blobs/sha256";
+// Content of the oci-layout file that we write.
+inline constexpr std::string_view kLayoutFileContent = "{\"imageLayoutVersion\":\"1.0.0\"}";
+
+// Fails unless it is the content of an oci-layout file of a version we know.
+absl::Status CheckLayoutFile(std::string_view json);
+
+// Immutable; any number of threads.
+class Layout {
+ public:
+  static absl::StatusOr<Layout> OpenDirectory(const std::string& directory);
+  static absl::StatusOr<Layout> OpenArchive(const std::string& file);
+
+  // The manifest of the image `tag`, or of the only image if the tag is empty. Where there is a
+  // choice of platforms, `platform` decides; a manifest for which no platform is given is taken for
+  // any. kNotFound says what there is instead.
+  absl::StatusOr<oci::Descriptor> FindManifest(std::string_view tag,
+                                               const oci::Platform& platform) const;
+
+  // A manifest, index or configuration, verified. `what` names it in errors.
+  absl::StatusOr<std::string> ReadDocument(const oci::Descriptor& descriptor,
+                                           std::string_view what) const;
+  // A blob for reading in place: its size is checked, its digest is not. kNotFound if it is
+  // missing.
+  absl::StatusOr<FileRange> OpenBlob(const oci::Descriptor& descriptor) const;
+
+ private:
+  Layout(std::string path, std::optional<TarIndex> archive)
+      : path_(std::move(path)), archive_(std::move(archive)) {}
+
+  absl::Status ReadIndex();
+  absl::StatusOr<FileRange> OpenFile(std::string_view name) const;
+  absl::StatusOr<std::vector<oci::Descriptor>> CollectManifests(
+      std::vector<oci::Descriptor> entries) const;
+
+  std::string path_;
+  std::optional<TarIndex> archive_;
+  oci::Index index_;
+};
+
+}  // namespace lamina::fs
+
+#endif  // LAMINA_FS_IMAGE_LAYOUT_H_

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Adds an image to an OCI image layout, so that other readers and writers of the layout see all of
+// it or nothing. Everything is first written to a staging directory on the same file system. Commit
+// renames a new layout into place whole; into one that exists it moves the blobs, then replaces
+// index.json, with a lock on the oci-layout file held.
+#ifndef LAMINA_FS_IMAGE_LAYOUT_WRITER_H_
+#define LAMINA_FS_IMAGE_LAYOUT_WRITER_H_
+
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+
+#include "chunkstore/base/file.h"
+#include "fs/image/oci.h"
+
+namespace lamina::fs {
+
+// Names of staging directories start with this. One that a killed process left behind is removed by
+// the next writer to the same layout; one in use is recognised by the lock on a file in it.
+inline constexpr std::string_view kStagingPrefix = ".lamina-tmp-";
+
+// Used by one thread.
+class LayoutWriter {
+ public:
+  // Fails if `directory` exists and is neither a layout nor empty.
+  static absl::StatusOr<std::unique_ptr<LayoutWriter>> Create(std::string directory);
+  // Removes what was staged and not committed.
+  ~LayoutWriter() = default;
+
+  // An empty file to write a blob to, which AddBlob later takes under its digest.
+  struct StagedFile {
+    UniqueFd fd;
+    std::string path;
+  };
+  absl::StatusOr<StagedFile> CreateFile();
+  // `path` is a staged file, complete and synced.
+  absl::Status AddBlob(const std::string& path, const Digest& digest);
+  // A document, written and added.
+  absl::Status AddDocument(std::string_view content);
+
+  // Makes the image visible under its name (annotation kRefNameKey of `manifest`), in place of what
+  // had that name. On failure the layout is as it was before.
+  absl::Status Commit(const oci::Descriptor& manifest);
+
+ private:
+  struct Staging {
+    UniqueFd lock;  // held until the directory is gone
+    TemporaryDirectory directory;
+  };
+  static absl::StatusOr<Staging> CreateStaging(const std::string& parent);
+
+  LayoutWriter(std::string directory, Staging staging, bool exists);
+
+  absl::Status CommitNew(const oci::Descriptor& manifest);
+  absl::Status CommitInto(const oci::Descriptor& manifest);
+
+  const std::string directory_;
+  const bool exists_;
+  Staging staging_;
+  const std::string layout_;  // in the staging directory: a layout in the making
+  int files_ = 0;
+  std::set<Digest> blobs_;
+};
+
+}  // namespace lamina::fs
+
+#endif  // LAMINA_FS_IMAGE_LAYOUT_WRITER_H_

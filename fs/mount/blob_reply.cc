@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fs/mount/blob_reply.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace lamina::fs {
+namespace {
+
+using chunkstore::Blob;
+using chunkstore::ReadStats;
+using Clock = std::chrono::steady_clock;
+
+// Up to here copying through a buffer is faster than three splice calls through a pipe.
+constexpr uint64_t kSpliceFrom = 64 * 1024;
+
+uint64_t TotalLength(std::span<const ContentPiece> pieces) {
+  uint64_t total = 0;
+  for (const ContentPiece& piece : pieces) total += piece.length;
+  return total;
+}
+
+bool AllReady(std::span<const ContentPiece> pieces) {
+  for (const ContentPiece& piece : pieces) {
+    if (piece.blob != nullptr && !piece.blob->Ready(piece.offset, piece.length)) return false;
+  }
+  return true;
+}
+
+absl::Status CopyContent(std::span<const ContentPiece> pieces, std::span<std::byte> into) {
+  for (const ContentPiece& piece : pieces) {
+    const std::span<std::byte> part = into.subspan(0, piece.length);
+    into = into.subspan(piece.length);
+    if (piece.blob != nullptr) {
+      RETURN_IF_ERROR(ReadFull(piece.blob->data_fd(), piece.offset, part), "blob {}",
+                      piece.blob->descriptor().digest.ToString());
+    } else if (piece.memory != nullptr) {
+      std::copy_n(piece.memory, piece.length, part.begin());
+    } else {
+      std::fill(part.begin(), part.end(), std::byte{0});
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Always EIO: a reader must not take a missing blob (kNotFound) for a missing file.
+void ReplyError(fuse_req_t request, const absl::Status& status, ReadStats& stats) {
+  stats.failed_requests.fetch_add(1, std::memory_order_relaxed);
+  spdlog::warn("read failed: {}", std::string(status.message()));
+  ::fuse_reply_err(request, EIO);
+}
+
+void ReplyByCopy(fuse_req_t request, std::span<const ContentPiece> pieces,
+                 std::span<std::byte> buffer, ReadStats& stats) {
+  const absl::Status status = CopyContent(pieces, buffer);
+  if (!status.ok()) return ReplyError(request, status, stats);
+  ::fuse_reply_buf(request, reinterpret_cast<const char*>(buffer.data()), buffer.size());
+}
+
+void ReplyByCopy(fuse_req_t request, std::span<const ContentPiece> pieces, ReadStats& stats) {
+  const uint64_t length = TotalLength(pieces);
+  const auto buffer = std::make_unique_for_overwrite<std::byte[]>(length);
+  ReplyByCopy(request, pieces, std::span(buffer.get(), length), stats);
+}
+
+// Pages go from the data file to the reader through a pipe, without passing through this process.
+// For threads of the session only: libfuse makes a pipe for each thread and session and closes it
+// when the thread ends, which must be before the session does.
+void ReplyBySplice(fuse_req_t request, const ContentPiece& piece) {
+  fuse_bufvec content = FUSE_BUFVEC_INIT(piece.length);
+  content.buf[0].flags = static_cast<fuse_buf_flags>(FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK);
+  content.buf[0].fd = piece.blob->data_fd();
+  content.buf[0].pos = static_cast<off_t>(piece.offset);
+  ::fuse_reply_data(request, &content, fuse_buf_copy_flags{});
+}
+
+// On a thread of the session, with all content ready.
+void ReplyNow(fuse_req_t request, std::span<const ContentPiece> pieces, ReadStats& stats) {
+  const uint64_t length = TotalLength(pieces);
+  if (length < kSpliceFrom) {
+    std::array<std::byte, kSpliceFrom> buffer;
+    ReplyByCopy(request, pieces, std::span(buffer).first(length), stats);
+  } else if (pieces.size() == 1 && pieces[0].blob != nullptr) {
+    ReplyBySplice(request, pieces[0]);
+  } else {
+    ReplyByCopy(request, pieces, stats);
+  }
+}
+
+// A request whose content is being fetched. Shared by the fetches; the last to end answers it.
+class PendingReply {
+ public:
+  PendingReply(fuse_req_t request, std::span<const ContentPiece> pieces,
+               std::shared_ptr<ReadStats> stats, Clock::time_point start)
+      : session_(FuseSession::Of(request)),
+        request_(request),
+        pieces_(pieces.begin(), pieces.end()),
+        stats_(std::move(stats)),
+        start_(start) {
+    session_.BeginReply();
+  }
+
+  static void FetchAndReply(const std::shared_ptr<PendingReply>& self) {
+    // One more than fetches, so that `pieces_` stays until the loop is through with it.
+    self->unfinished_ = self->pieces_.size() + 1;
+    for (const ContentPiece& piece : self->pieces_) {
+      if (piece.blob == nullptr) {
+        self->Finish(absl::OkStatus());
+      } else {
+        piece.blob->Fetch(piece.offset, piece.length, chunkstore::Priority::kForeground,
+                          self->stats_, [self](absl::Status status) { self->Finish(status); });
+      }
+    }
+    self->Finish(absl::OkStatus());
+  }
+
+ private:
+  void Finish(const absl::Status& status) {
+    {
+      std::lock_guard lock(mutex_);
+      if (error_.ok()) error_ = status;
+      if (--unfinished_ > 0) return;
+    }
+    if (error_.ok()) {
+      ReplyByCopy(request_, pieces_, *stats_);
+    } else {
+      ReplyError(request_, error_, *stats_);
+    }
+    stats_->miss_latency.Add(Clock::now() - start_);
+    // Blobs may be the store's last: they go before the session that whoever stops us waits for.
+    pieces_.clear();
+    session_.EndReply();
+  }
+
+  FuseSession& session_;
+  const fuse_req_t request_;
+  std::vector<ContentPiece> pieces_;
+  const std::shared_ptr<ReadStats> stats_;
+  const Clock::time_point start_;
+
+  std::mutex mutex_;
+  size_t unfinished_ = 0;
+  absl::Status error_;
+};
+
+}  // namespace
+
+void ReplyWithContent(fuse_req_t request, std::span<const ContentPiece> pieces,
+                      const std::shared_ptr<ReadStats>& stats) {
+  const Clock::time_point start = Clock::now();
+  stats->read_requests.fetch_add(1, std::memory_order_relaxed);
+  stats->read_bytes.fetch_add(TotalLength(pieces), std::memory_order_relaxed);
+  if (AllReady(pieces)) {
+    ReplyNow(request, pieces, *stats);
+    stats->hit_latency.Add(Clock::now() - start);
+    return;
+  }
+  stats->missed_requests.fetch_add(1, std::memory_order_relaxed);
+  PendingReply::FetchAndReply(std::make_shared<PendingReply>(request, pieces, stats, start));
+}
+
+}  // namespace lamina::fs

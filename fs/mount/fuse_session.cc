@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fs/mount/fuse_session.h"
+
+#include <signal.h>
+
+#include <algorithm>
+#include <string>
+
+#include "fs/mount/mountinfo.h"
+
+namespace lamina::fs {
+namespace {
+
+// Requests wait for fetches outside these threads, so a thread is busy only while it copies from
+// the page cache or waits for the local disk.
+unsigned ThreadCount() { return std::clamp(std::thread::hardware_concurrency() * 2, 4u, 16u); }
+
+// The kernel's default of 12 requests in the background would leave the origin idle: asynchronous
+// direct I/O, which EROFS readahead is here, counts as background (fuse_simple_background).
+constexpr unsigned kMaxBackground = 128;
+
+// For the life of the object no signal is delivered to this thread or to threads that it starts:
+// signals are the program's business.
+class BlockedSignals {
+ public:
+  BlockedSignals() {
+    sigset_t all;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~BlockedSignals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<FuseSession>> FuseSession::Start(const Options& options,
+                                                                const fuse_lowlevel_ops& operations,
+                                                                void* owner) {
+  std::unique_ptr<FuseSession> self(new FuseSession(options, owner));
+  ASSIGN_OR_RETURN(self->mountpoint_, RealPath(options.mount.mountpoint), "mount FUSE");
+
+  fuse_lowlevel_ops complete = operations;
+  complete.init = &FuseSession::Init;
+  char name[] = "lamina";
+  char* arguments[] = {name, nullptr};
+  fuse_args args = FUSE_ARGS_INIT(1, arguments);
+  self->session_ = ::fuse_session_new(&args, &complete, sizeof(complete), self.get());
+  if (self->session_ == nullptr) return absl::ResourceExhaustedError("fuse_session_new failed");
+
+  FuseMountOptions mount = options.mount;
+  mount.mountpoint = self->mountpoint_;
+  ASSIGN_OR_RETURN(UniqueFd device, MountFuse(mount));
+  // For a path of this form libfuse mounts nothing and takes the descriptor over.
+  ::fuse_session_mount(self->session_, fmt::format("/dev/fd/{}", device.Release()).c_str());
+  ASSIGN_OR_RETURN(const auto info, FindMountAt(self->mountpoint_));
+  if (info) self->mount_id_ = info->id;
+  RETURN_IF_ERROR(self->StartLoop(), "mount FUSE at {}", mount.mountpoint);
+  return self;
+}
+
+FuseSession::FuseSession(const Options& options, void* owner)
+    : wanted_(options.capabilities), owner_(owner) {}
+
+FuseSession::~FuseSession() {
+  if (session_ == nullptr) return;
+  // While requests are still answered, because fusermount3 looks at the directory.
+  if (StillMounted()) Unmount(mountpoint_, /*detach=*/true).IgnoreError();
+  if (thread_.joinable()) StopLoop();
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return replies_ == 0; });
+  }
+  ::fuse_session_destroy(session_);  // closes the device: the kernel aborts what is left
+}
+
+void FuseSession::Init(void* self, fuse_conn_info* connection) {
+  FuseSession& session = *static_cast<FuseSession*>(self);
+  connection->want |= session.wanted_ & connection->capable;
+  // What is served never changes, so cached data need not be dropped when attributes are read anew.
+  connection->want &= ~FUSE_CAP_AUTO_INVAL_DATA;
+  connection->max_background = kMaxBackground;
+  connection->congestion_threshold = kMaxBackground;
+  // For the few capabilities that are used without being asked for (FUSE_CAP_NO_OPEN_SUPPORT).
+  session.capabilities_ = connection->capable;
+  std::lock_guard lock(session.mutex_);
+  session.initialized_ = true;
+  session.changed_.notify_all();
+}
+
+absl::Status FuseSession::StartLoop() {
+  {
+    const BlockedSignals blocked;
+    thread_ = std::thread([this] { Loop(); });
+  }
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return initialized_ || ended_; });
+  if (!initialized_) return absl::InternalError("the connection ended before it was set up");
+  return absl::OkStatus();
+}
+
+void FuseSession::Loop() {
+  fuse_loop_config* config = ::fuse_loop_cfg_create();
+  ::fuse_loop_cfg_set_max_threads(config, ThreadCount());
+  ::fuse_loop_cfg_set_idle_threads(config, ThreadCount());  // none is ever ended early
+  ::fuse_session_loop_mt(session_, config);
+  ::fuse_loop_cfg_destroy(config);
+  // The loop takes the mark back when it ends. With it libfuse does not complain of replies that
+  // find the connection gone.
+  ::fuse_session_exit(session_);
+  std::lock_guard lock(mutex_);
+  ended_ = true;
+  changed_.notify_all();
+}
+
+void FuseSession::StopLoop() {
+  // libfuse looks at the mark only after a request. The kernel answers a retrieve notification with
+  // one, also if nobody can reach the file system by a path any more. An error means that the
+  // connection is gone, which ends the loop too.
+  ::fuse_session_exit(session_);
+  ::fuse_lowlevel_notify_retrieve(session_, FUSE_ROOT_ID, 0, 0, nullptr);
+  thread_.join();
+}
+
+bool FuseSession::StillMounted() const {
+  const auto mount = FindMountAt(mountpoint_);
+  return mount.ok() && mount->has_value() && (*mount)->id == mount_id_;
+}
+
+void FuseSession::ForgetEntry(fuse_ino_t parent, std::string_view name) {
+  // ENOENT: the kernel does not know the name.
+  ::fuse_lowlevel_notify_inval_entry(session_, parent, name.data(), name.size());
+}
+
+void FuseSession::BeginReply() {
+  std::lock_guard lock(mutex_);
+  ++replies_;
+}
+
+void FuseSession::EndReply() {
+  std::lock_guard lock(mutex_);
+  --replies_;
+  if (replies_ == 0) changed_.notify_all();
+}
+
+}  // namespace lamina::fs

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A mounted FUSE file system being served: libfuse's session, its threads and their end.
+#ifndef LAMINA_FS_MOUNT_FUSE_SESSION_H_
+#define LAMINA_FS_MOUNT_FUSE_SESSION_H_
+
+#ifndef FUSE_USE_VERSION
+#define FUSE_USE_VERSION FUSE_MAKE_VERSION(3, 14)
+#endif
+#include <fuse_lowlevel.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+
+#include "fs/mount/fuse_mount.h"
+
+namespace lamina::fs {
+
+// Thread-safe.
+class FuseSession {
+ public:
+  struct Options {
+    FuseMountOptions mount;
+    unsigned capabilities = 0;  // FUSE_CAP_*, asked for where the kernel has them
+  };
+  // Mounts and serves `operations` (except init, which is the session's) from threads of its own.
+  // In an operation, Of(request).owner() is `owner`, which must be ready for requests before the
+  // call and outlive the session. Returns when the kernel and the session have agreed on a
+  // protocol.
+  static absl::StatusOr<std::unique_ptr<FuseSession>> Start(const Options& options,
+                                                            const fuse_lowlevel_ops& operations,
+                                                            void* owner);
+  // Unmounts if still mounted, waits for replies that are under way, and cuts the connection: files
+  // still open give errors from then on.
+  ~FuseSession();
+
+  static FuseSession& Of(fuse_req_t request) {
+    return *static_cast<FuseSession*>(fuse_req_userdata(request));
+  }
+  void* owner() const { return owner_; }
+  // The mountpoint without symbolic links.
+  const std::string& mountpoint() const { return mountpoint_; }
+  // True once the connection is gone: unmounted by anyone and no longer used, or aborted.
+  bool ended() const { return ended_; }
+  bool has(unsigned capability) const { return (capabilities_ & capability) != 0; }
+
+  // Makes the kernel forget `name` in the directory `parent`. Not to be called from an operation.
+  void ForgetEntry(fuse_ino_t parent, std::string_view name);
+
+  // Around a reply that comes after its operation has returned: the session lives until EndReply.
+  void BeginReply();
+  void EndReply();
+
+ private:
+  explicit FuseSession(const Options& options, void* owner);
+  static void Init(void* self, fuse_conn_info* connection);
+  absl::Status StartLoop();
+  void Loop();
+  void StopLoop();
+  bool StillMounted() const;
+
+  const unsigned wanted_;
+  void* const owner_;
+  std::string mountpoint_;
+  uint64_t mount_id_ = 0;
+  fuse_session* session_ = nullptr;
+  std::atomic<unsigned> capabilities_{0};
+  std::atomic<bool> ended_{false};
+  std::thread thread_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool initialized_ = false;
+  uint64_t replies_ = 0;  // between BeginReply and EndReply
+};
+
+}  // namespace lamina::fs
+
+#endif  // LAMINA_FS_MOUNT_FUSE_SESSION_H_

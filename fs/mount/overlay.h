@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The two ways to tell overlayfs of its layers; MountOverlay takes the one that the kernel has.
+#ifndef LAMINA_FS_MOUNT_OVERLAY_H_
+#define LAMINA_FS_MOUNT_OVERLAY_H_
+
+#include <string>
+#include <vector>
+
+#include "chunkstore/base/status.h"
+
+namespace lamina::fs {
+
+struct OverlayDirectories {
+  std::vector<std::string> lowers;  // uppermost first
+  std::string upper;
+  std::string work;
+};
+
+// Layer by layer, as many as there are (Linux 6.7). kUnimplemented on older kernels.
+absl::Status MountOverlayByLayer(const OverlayDirectories& directories, const std::string& target);
+
+// With mount(2), whose options must fit in a page.
+absl::Status MountOverlayByString(const OverlayDirectories& directories, const std::string& target);
+
+}  // namespace lamina::fs
+
+#endif  // LAMINA_FS_MOUNT_OVERLAY_H_

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a store makes of damaged local files, of origins that lie, of a full disk and of being
+// killed.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <thread>
+
+#include "chunkstore/blob_store.h"
+#include "tests/chunkstore/store_testing.h"
+
+namespace lamina::chunkstore {
+namespace {
+
+using testing::HasSubstr;
+
+// Turns around one bit of a file.
+void FlipBit(const std::string& path, uint64_t offset) {
+  std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+  ASSERT_TRUE(file.is_open()) << path;
+  file.seekg(static_cast<std::streamoff>(offset));
+  const int byte = file.get();
+  file.seekp(static_cast<std::streamoff>(offset));
+  file.put(static_cast<char>(byte ^ 0x10));
+}
+
+class RecoveryTest : public StoreTest {
+ protected:
+  TestBlob AddMixedBlob() {
+    return AddBlob({TextBytes(2 << 20, 1), RandomBytes(5000, 2), TextBytes(20'000, 3),
+                    RandomBytes(700'000, 4)});
+  }
+
+  // Opens the store anew, reads the whole blob, and returns what it cost.
+  std::shared_ptr<ReadStats> ExpectReadable(const TestBlob& blob) {
+    const auto stats = std::make_shared<ReadStats>();
+    const auto store = OpenStore();
+    const auto attached = store->Attach(blob.descriptor(), NewOrigin());
+    EXPECT_TRUE(attached.ok()) << attached.status();
+    if (!attached.ok()) return stats;
+    const auto content = ReadBlob(**attached, 0, (*attached)->size(), stats);
+    EXPECT_TRUE(content.ok()) << content.status();
+    EXPECT_TRUE(content.ok() && *content == AddressSpace(blob));
+    EXPECT_EQ(AsText((*attached)->metadata()), "metadata");
+    return stats;
+  }
+};
+
+TEST_F(RecoveryTest, ReadsFromTheLocalDiskAfterARestart) {
+  const TestBlob blob = AddMixedBlob();
+  FillBlob(blob);
+  EXPECT_EQ(ExpectReadable(blob)->fetched_frames, 0u);
+}
+
+TEST_F(RecoveryTest, NeedsNoOriginForWhatIsComplete) {
+  const TestBlob blob = AddMixedBlob();
+  FillBlob(blob);
+  std::filesystem::remove(ObjectPath(blob));
+  ExpectReadable(blob);
+  const auto store = OpenStore();
+  const auto attached = store->Attach(blob.descriptor(), nullptr);
+  ASSERT_TRUE(attached.ok()) << attached.status();
+  EXPECT_TRUE(ReadBlob(**attached).ok());
+}
+
+TEST_F(RecoveryTest, FetchesDamagedFramesAgain) {
+  const TestBlob blob = AddMixedBlob();
+  FillBlob(blob);
+  FlipBit(LocalPath(blob, "data"), 300'000);
+  EXPECT_EQ(ExpectReadable(blob)->fetched_frames, 1u);
+  EXPECT_EQ(ExpectReadable(blob)->fetched_frames, 0u);
+}
+
+TEST_F(RecoveryTest, FetchesFramesAgainThatBecameHoles) {
+  const TestBlob blob = AddMixedBlob();
+  FillBlob(blob);
+  const auto data = OpenFile(LocalPath(blob, "data"), O_RDWR);
+  ASSERT_TRUE(data.ok());
+  ASSERT_EQ(::fallocate(data->get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 4096, 4096), 0);
+  EXPECT_EQ(ExpectReadable(blob)->fetched_frames, 1u);
+}
+
+TEST_F(RecoveryTest, FetchesWhatATruncatedDataFileLost) {
+  const TestBlob blob = AddMixedBlob();
+  FillBlob(blob);
+  std::filesystem::resize_file(LocalPath(blob, "data"), 1 << 20);
+  EXPECT_GT(ExpectReadable(blob)->fetched_frames, 1u);
+}
+
+TEST_F(RecoveryTest, IsNotMisledByDamagedOrMissingLocalFiles) {
+  const TestBlob blob = AddMixedBlob();
+  for (const std::string file :
+       {"sections", "frames", "metadata", "checksums", "present", "data"}) {
+    SCOPED_TRACE(file);
+    const std::string path = LocalPath(blob, file);
+    FillBlob(blob);
+    FlipBit(path, 2);
+    ExpectReadable(blob);
+    FillBlob(blob);
+    std::filesystem::resize_file(path, 5);
+    ExpectReadable(blob);
+    FillBlob(blob);
+    std::filesystem::resize_file(path, 0);
+    ExpectReadable(blob);
+    FillBlob(blob);
+    std::filesystem::resize_file(path, 64 << 20);
+    ExpectReadable(blob);
+    FillBlob(blob);
+    std::filesystem::remove(path);
+    ExpectReadable(blob);
+    FillBlob(blob);
+    std::filesystem::remove(path);
+    std::filesystem::create_directory(path);
+    const auto store = OpenStore();
+    const auto attached = store->Attach(blob.descriptor(), NewOrigin());
+    if (attached.ok()) {
+      EXPECT_TRUE(ReadBlob(**attached).value() == AddressSpace(blob));
+    }
+    std::filesystem::remove_all(LocalPath(blob, ""));
+  }
+}
+
+TEST_F(RecoveryTest, KeepsFetchedFramesWhenOnlyTablesAreDamaged) {
+  const TestBlob blob = AddMixedBlob();
+  FillBlob(blob);
+  FlipBit(LocalPath(blob, "frames"), 40);
+  EXPECT_EQ(ExpectReadable(blob)->fetched_frames, 0u);
+}
+
+TEST_F(RecoveryTest, DropsDataThatBelongsToAnotherSectionTable) {
+  const TestBlob blob = AddMixedBlob();
+  FillBlob(blob);
+  FlipBit(LocalPath(blob, "sections"), 40);
+  EXPECT_EQ(ExpectReadable(blob)->fetched_frames, blob.info.frames);
+}
+
+TEST_F(RecoveryTest, SaysWhyDamagedTablesCannotBeRepaired) {
+  const TestBlob blob = AddMixedBlob();
+  FillBlob(blob);
+  FlipBit(LocalPath(blob, "metadata"), 0);
+  std::filesystem::remove(ObjectPath(blob));
+  const auto store = OpenStore();
+  EXPECT_EQ(store->Attach(blob.descriptor(), NewOrigin()).status().code(),
+            absl::StatusCode::kNotFound);
+}
+
+TEST_F(RecoveryTest, RemovesWhatAKilledProcessLeftBehind) {
+  std::filesystem::create_directories(state() + "/.new-abc/blob");
+  OpenStore();
+  EXPECT_TRUE(std::filesystem::is_empty(state()));
+}
+
+TEST_F(RecoveryTest, NeverServesAFlippedBitOfTheOrigin) {
+  const TestBlob blob = AddMixedBlob();
+  const std::string expected = AddressSpace(blob);
+  std::mt19937_64 random(1);
+  for (int i = 0; i < 40; ++i) {
+    // The last part of the object is the tables, half of the flips go there.
+    const uint64_t tables = blob.object.size() - blob.info.section_table_offset + 2000;
+    const uint64_t offset =
+        i % 2 == 0 ? random() % blob.object.size() : blob.object.size() - 1 - random() % tables;
+    SCOPED_TRACE(offset);
+    FlipBit(ObjectPath(blob), offset);
+    {
+      const auto store = OpenStore();
+      const auto attached = store->Attach(blob.descriptor(), NewOrigin());
+      if (attached.ok()) {
+        for (uint64_t at = 0; at < expected.size(); at += kFrameSize) {
+          const uint64_t length = std::min<uint64_t>(kFrameSize, expected.size() - at);
+          const auto content = ReadBlob(**attached, at, length);
+          EXPECT_TRUE(!content.ok() || *content == expected.substr(at, length));
+        }
+      }
+    }
+    FlipBit(ObjectPath(blob), offset);
+    std::filesystem::remove_all(state());
+  }
+}
+
+TEST_F(RecoveryTest, FlippedBitInAFrameIsAnErrorThatNamesFrameAndOrigin) {
+  const TestBlob blob = AddMixedBlob();
+  FlipBit(ObjectPath(blob), 100);
+  const auto store = OpenStore();
+  const auto origin = NewOrigin();
+  const auto attached = store->Attach(blob.descriptor(), origin);
+  ASSERT_TRUE(attached.ok()) << attached.status();
+  const absl::Status status = ReadBlob(**attached, 0, 1).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("frame 0"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr(origin->name()));
+  EXPECT_EQ((*attached)->present_frames(), 0u);
+  FlipBit(ObjectPath(blob), 100);
+  EXPECT_TRUE(ReadBlob(**attached, 0, 1).ok());
+}
+
+TEST_F(RecoveryTest, TruncatedObjectIsAnErrorUntilItIsWholeAgain) {
+  const TestBlob blob = AddMixedBlob();
+  const auto store = OpenStore();
+  const auto attached = store->Attach(blob.descriptor(), NewOrigin());
+  ASSERT_TRUE(attached.ok()) << attached.status();
+  std::filesystem::resize_file(ObjectPath(blob), (*attached)->frames()[3].offset + 10);
+  EXPECT_EQ(ReadBlob(**attached).status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(ReadBlob(**attached, 4 * kFrameSize, 1).status().code(), absl::StatusCode::kDataLoss);
+  std::ofstream(ObjectPath(blob), std::ios::binary) << blob.object;
+  EXPECT_TRUE(ReadBlob(**attached).value() == AddressSpace(blob));
+}
+
+TEST_F(RecoveryTest, HoldsEveryByteItHadWhenKilledAtAnyInstant) {
+  // LAMINA_SOAK=1000 for a long run.
+  const char* soak = std::getenv("LAMINA_SOAK");
+  const int rounds = soak != nullptr ? std::atoi(soak) : 10;
+  const TestBlob blob = AddBlob({TextBytes(4 << 20, 1), RandomBytes(4 << 20, 2)});
+  const std::string expected = AddressSpace(blob);
+  std::mt19937_64 random(rounds);
+  for (int round = 0; round < rounds; ++round) {
+    if (round % 4 == 0) std::filesystem::remove_all(state());
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      const auto store = OpenStore();
+      const auto attached = store->Attach(blob.descriptor(), NewOrigin());
+      if (attached.ok()) ReadBlob(**attached).IgnoreError();
+      ::_exit(0);
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 25'000));
+    ::kill(child, SIGKILL);
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+
+    // Another child, since threads must not run in this process when it forks.
+    const pid_t check = ::fork();
+    ASSERT_GE(check, 0);
+    if (check == 0) {
+      const auto store = OpenStore();
+      const auto attached = store->Attach(blob.descriptor(), NewOrigin());
+      const auto half = attached.ok() ? ReadBlob(**attached, 0, expected.size() / 2)
+                                      : absl::StatusOr<std::string>(attached.status());
+      ::_exit(half.ok() && *half == expected.substr(0, expected.size() / 2) ? 0 : 1);
+    }
+    ASSERT_EQ(::waitpid(check, &status, 0), check);
+    ASSERT_EQ(status, 0) << "round " << round;
+  }
+  ExpectReadable(blob);
+}
+
+// The store on a file system of 4 MiB.
+class FullDiskTest : public RecoveryTest {
+ protected:
+  void SetUp() override {
+    if (::geteuid() != 0) GTEST_SKIP() << "needs root to mount a tmpfs";
+    RecoveryTest::SetUp();
+    std::filesystem::create_directories(state());
+    ASSERT_EQ(::mount("tmpfs", state().c_str(), "tmpfs", 0, "size=4m"), 0);
+    mounted_ = true;
+  }
+  void TearDown() override {
+    if (mounted_) ::umount2(state().c_str(), MNT_DETACH);
+  }
+
+  bool mounted_ = false;
+};
+
+TEST_F(FullDiskTest, ReadsFailWithAReasonAndGoOnWhenThereIsSpace) {
+  const TestBlob blob = AddBlob({RandomBytes(3 << 20, 1)});
+  const std::string expected = AddressSpace(blob);
+  { std::ofstream(state() + "/.filler") << std::string(2 << 20, 'x'); }
+  const auto opened = BlobStore::Open({.directory = state(), .threads = 2});
+  ASSERT_TRUE(opened.ok());
+  std::ofstream(state() + "/filler") << std::string(2 << 20, 'x');
+  const auto attached = (*opened)->Attach(blob.descriptor(), NewOrigin());
+  ASSERT_TRUE(attached.ok()) << attached.status();
+  const absl::Status full = ReadBlob(**attached).status();
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted) << full;
+  EXPECT_LT((*attached)->present_frames(), blob.info.frames);
+  for (uint32_t i = 0; i < (*attached)->frames().size(); ++i) {
+    const uint64_t offset = uint64_t{i} * kFrameSize;
+    const auto content = ReadBlob(**attached, offset, kFrameSize);
+    EXPECT_TRUE(!content.ok() || *content == expected.substr(offset, kFrameSize));
+  }
+  std::filesystem::remove(state() + "/filler");
+  const auto content = ReadBlob(**attached);
+  ASSERT_TRUE(content.ok()) << content.status();
+  EXPECT_TRUE(*content == expected);
+}
+
+TEST_F(FullDiskTest, AttachFailsWithAReasonAndLeavesNothing) {
+  const TestBlob blob = AddMixedBlob();
+  auto store = OpenStore();
+  std::ofstream(state() + "/filler") << std::string(8 << 20, 'x');
+  EXPECT_EQ(store->Attach(blob.descriptor(), NewOrigin()).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(state()), {}), 1);
+  std::filesystem::remove(state() + "/filler");
+  store.reset();
+  ExpectReadable(blob);
+}
+
+}  // namespace
+}  // namespace lamina::chunkstore

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/chunkstore/store_testing.h"
+
+#include <filesystem>
+#include <fstream>
+
+#include "chunkstore/oci_layout_origin.h"
+
+namespace lamina::chunkstore {
+
+class ObservedOrigin::Object : public OriginObject {
+ public:
+  Object(ObservedOrigin* origin, std::unique_ptr<OriginObject> object)
+      : origin_(origin), object_(std::move(object)) {}
+
+  absl::Status Read(std::span<const RangeRead> ranges) override {
+    RETURN_IF_ERROR(origin_->Begin(ranges));
+    return object_->Read(ranges);
+  }
+
+ private:
+  ObservedOrigin* const origin_;
+  const std::unique_ptr<OriginObject> object_;
+};
+
+absl::StatusOr<std::unique_ptr<OriginObject>> ObservedOrigin::Open(const Digest& digest,
+                                                                   uint64_t size) {
+  ++opened_;
+  ASSIGN_OR_RETURN(std::unique_ptr<OriginObject> object, origin_->Open(digest, size));
+  return std::make_unique<Object>(this, std::move(object));
+}
+
+absl::Status ObservedOrigin::Begin(std::span<const RangeRead> ranges) {
+  std::unique_lock lock(mutex_);
+  for (const RangeRead& range : ranges) ranges_.emplace_back(range.offset, range.into.size());
+  ++held_;
+  changed_.notify_all();
+  changed_.wait(lock, [this] { return !holding_; });
+  --held_;
+  return failure_;
+}
+
+void ObservedOrigin::FailWith(absl::Status status) {
+  std::lock_guard lock(mutex_);
+  failure_ = std::move(status);
+}
+
+void ObservedOrigin::Hold() {
+  std::lock_guard lock(mutex_);
+  holding_ = true;
+}
+
+void ObservedOrigin::Release() {
+  std::lock_guard lock(mutex_);
+  holding_ = false;
+  changed_.notify_all();
+}
+
+void ObservedOrigin::AwaitHeld(int count) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return held_ >= count; });
+}
+
+std::vector<ObservedOrigin::Range> ObservedOrigin::ranges() const {
+  std::lock_guard lock(mutex_);
+  return ranges_;
+}
+
+void ObservedOrigin::ForgetRanges() {
+  std::lock_guard lock(mutex_);
+  ranges_.clear();
+}
+
+std::function<void(absl::Status)> FetchResult::Callback() {
+  return [state = state_](absl::Status status) {
+    std::lock_guard lock(state->mutex);
+    EXPECT_EQ(++state->calls, 1) << "called again: " << status;
+    state->status = std::move(status);
+    state->changed.notify_all();
+  };
+}
+
+absl::Status FetchResult::Wait() {
+  std::unique_lock lock(state_->mutex);
+  state_->changed.wait(lock, [this] { return state_->calls > 0; });
+  return state_->status;
+}
+
+bool FetchResult::called() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->calls > 0;
+}
+
+absl::StatusOr<std::string> ReadBlob(Blob& blob, uint64_t offset, uint64_t length,
+                                     std::shared_ptr<ReadStats> stats) {
+  FetchResult result;
+  blob.Fetch(offset, length, Priority::kForeground, std::move(stats), result.Callback());
+  RETURN_IF_ERROR(result.Wait());
+  EXPECT_TRUE(blob.Ready(offset, length));
+  std::string content(length, '\0');
+  RETURN_IF_ERROR(ReadFull(blob.data_fd(), offset, std::as_writable_bytes(std::span(content))));
+  return content;
+}
+
+absl::StatusOr<std::string> ReadBlob(Blob& blob) { return ReadBlob(blob, 0, blob.size()); }
+
+std::string AddressSpace(const TestBlob& blob) {
+  OpenBlob open;
+  const absl::Status status = open.Open(blob.object, blob.descriptor());
+  EXPECT_TRUE(status.ok()) << status;
+  return open.address_space;
+}
+
+void StoreTest::SetUp() {
+  auto root = TemporaryDirectory::Create(parent_, "lamina-store-");
+  ASSERT_TRUE(root.ok()) << root.status();
+  root_ = std::make_unique<TemporaryDirectory>(std::move(*root));
+  std::filesystem::create_directories(layout() + "/blobs/sha256");
+}
+
+std::string StoreTest::ObjectPath(const TestBlob& blob) const {
+  return layout() + "/blobs/sha256/" + blob.info.digest.Hex();
+}
+
+std::string StoreTest::LocalPath(const TestBlob& blob, const std::string& file) const {
+  return state() + "/" + blob.info.digest.Hex() + "/" + file;
+}
+
+TestBlob StoreTest::AddBlob(const std::vector<std::string>& files) {
+  TestBlob blob = BuildBlob(files);
+  std::ofstream(ObjectPath(blob), std::ios::binary) << blob.object;
+  return blob;
+}
+
+std::shared_ptr<ObservedOrigin> StoreTest::NewOrigin() const {
+  auto origin = OpenOciLayoutOrigin(layout());
+  EXPECT_TRUE(origin.ok()) << origin.status();
+  return std::make_shared<ObservedOrigin>(std::move(*origin));
+}
+
+std::unique_ptr<BlobStore> StoreTest::OpenStore(std::shared_ptr<NodeIndex> index,
+                                                int threads) const {
+  auto store =
+      BlobStore::Open({.directory = state(), .index = std::move(index), .threads = threads});
+  EXPECT_TRUE(store.ok()) << store.status();
+  return std::move(*store);
+}
+
+void StoreTest::FillBlob(const TestBlob& blob) const {
+  const auto store = OpenStore();
+  const auto attached = store->Attach(blob.descriptor(), NewOrigin());
+  ASSERT_TRUE(attached.ok()) << attached.status();
+  const auto content = ReadBlob(**attached);
+  ASSERT_TRUE(content.ok()) << content.status();
+  ASSERT_TRUE(*content == AddressSpace(blob));
+}
+
+}  // namespace lamina::chunkstore

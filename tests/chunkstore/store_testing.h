@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A blob store over an image layout, both in a directory of their own, for tests.
+#ifndef LAMINA_TESTS_CHUNKSTORE_STORE_TESTING_H_
+#define LAMINA_TESTS_CHUNKSTORE_STORE_TESTING_H_
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "chunkstore/base/file.h"
+#include "chunkstore/blob_store.h"
+#include "tests/chunkstore/blob_testing.h"
+
+namespace lamina::chunkstore {
+
+// Passes reads on to another origin, counts them, and can delay or fail them. Thread-safe.
+class ObservedOrigin : public Origin {
+ public:
+  using Range = std::pair<uint64_t, uint64_t>;  // offset and length
+
+  explicit ObservedOrigin(std::shared_ptr<Origin> origin) : origin_(std::move(origin)) {}
+
+  std::string name() const override { return "observed " + origin_->name(); }
+  absl::StatusOr<std::unique_ptr<OriginObject>> Open(const Digest& digest, uint64_t size) override;
+  uint64_t preferred_request_size() const override { return preferred_request_size_; }
+
+  void set_preferred_request_size(uint64_t size) { preferred_request_size_ = size; }
+  // Every read fails with this; OK ends it.
+  void FailWith(absl::Status status);
+  // Reads begin, but do not end until Release.
+  void Hold();
+  void Release();
+  // Returns once `count` reads wait to be released.
+  void AwaitHeld(int count);
+
+  // Of all reads so far, in the order they began.
+  std::vector<Range> ranges() const;
+  void ForgetRanges();
+  int opened() const { return opened_; }
+
+ private:
+  class Object;
+  absl::Status Begin(std::span<const RangeRead> ranges);
+
+  const std::shared_ptr<Origin> origin_;
+  std::atomic<uint64_t> preferred_request_size_{0};
+  std::atomic<int> opened_{0};
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Range> ranges_;
+  absl::Status failure_;
+  bool holding_ = false;
+  int held_ = 0;
+};
+
+// Waits for the `done` of Fetch, which must come exactly once.
+class FetchResult {
+ public:
+  std::function<void(absl::Status)> Callback();
+  // Blocks until it was called.
+  absl::Status Wait();
+  bool called() const;
+
+ private:
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    int calls = 0;
+    absl::Status status;
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+// Fetches a range and reads it from the data file.
+absl::StatusOr<std::string> ReadBlob(Blob& blob, uint64_t offset, uint64_t length,
+                                     std::shared_ptr<ReadStats> stats = nullptr);
+// As above, for the whole address space.
+absl::StatusOr<std::string> ReadBlob(Blob& blob);
+// The address space of a blob, from its object in memory.
+std::string AddressSpace(const TestBlob& blob);
+
+// Gives each test a directory with an image layout and a place for a store's state.
+class StoreTest : public testing::Test {
+ protected:
+  void SetUp() override;
+
+  std::string root() const { return root_->path(); }
+  std::string state() const { return root() + "/state"; }
+  std::string layout() const { return root() + "/layout"; }
+  std::string ObjectPath(const TestBlob& blob) const;
+  // The file of a blob in the store.
+  std::string LocalPath(const TestBlob& blob, const std::string& file) const;
+
+  // Builds a blob of these files and puts it into the layout.
+  TestBlob AddBlob(const std::vector<std::string>& files);
+  std::shared_ptr<ObservedOrigin> NewOrigin() const;
+
+  std::unique_ptr<BlobStore> OpenStore(std::shared_ptr<NodeIndex> index = nullptr,
+                                       int threads = 4) const;
+  // Attaches and reads all of it with a store of its own.
+  void FillBlob(const TestBlob& blob) const;
+
+  // Directory to build in; set before SetUp for another file system.
+  std::string parent_ = testing::TempDir();
+  std::unique_ptr<TemporaryDirectory> root_;
+};
+
+}  // namespace lamina::chunkstore
+
+#endif  // LAMINA_TESTS_CHUNKSTORE_STORE_TESTING_H_

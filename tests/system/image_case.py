@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases: images made for one kind of trouble each. Every case is converted, verified, mounted through
+each transport and compared with what the referee (reference.py) makes of the same layers."""
+
+import reference
+from harness import TRANSPORTS, compare, need_root, test
+from oci_layout import Image
+
+BUILDERS = {}
+
+
+def case(name, *, loop=False, tar_status=(0,), adjust=None, ignore=""):
+    """Registers a function that fills an Image as the test case.NAME.
+
+    loop: also mounts through loop devices. tar_status: what GNU tar may exit with. adjust: changes the
+    referee's tree where GNU tar does not do what OCI asks; each use says why. ignore: properties left
+    out of the comparison, as compare_trees takes them.
+    """
+
+    def register(build):
+        BUILDERS[name] = build
+
+        @test(f"case.{name}")
+        def _(workspace):
+            need_root()
+            source = workspace.path("source")
+            write(name, source)
+            expected = workspace.path("expected")
+            reference.extract(source, expected, tar_status=tar_status)
+            if adjust:
+                adjust(expected)
+            image = workspace.convert(f"oci:{source}")
+            modes = [(f"--transport={transport}",) for transport in TRANSPORTS]
+            if loop:
+                modes.append(("--transport=erofs", "--loop"))
+            for mode in modes:
+                with workspace.mounted(image, *mode) as mounted:
+                    compare(expected, mounted, *([f"--ignore={ignore}"] if ignore else []))
+
+        return build
+
+    return register
+
+
+def write(name, layout):
+    """Writes the image of a case."""
+    image = Image()
+    BUILDERS[name](image)
+    image.write(layout)

@@ -1,0 +1,465 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mounts in trouble: killed servers, origins that go, lie and return, full and damaged disks; and
+what mounts share and leave behind."""
+
+import concurrent.futures
+import errno
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import threading
+
+from harness import (TRANSPORTS, check, check_equal, drop_caches, need_root, noise, program,
+                     repetitions, small_image, test, wait_until)
+from oci_layout import Image, Layout
+
+MIB = 1 << 20
+FILES = {"a": noise(MIB + 5, 1), "b": noise(MIB, 2), "c": b"small\n"}
+
+
+def for_each_transport(name):
+    """A test for each transport, called mount.NAME.TRANSPORT."""
+
+    def register(function):
+        for transport in TRANSPORTS:
+            @test(f"mount.{name}.{transport}")
+            def _(workspace, transport=transport):
+                need_root()
+                function(workspace, transport)
+
+        return function
+
+    return register
+
+
+def expect_error(path, *allowed):
+    """Reading must fail, with one of the errors, and must not hang."""
+    result = subprocess.run(["cat", "--", path], check=False, capture_output=True, timeout=60)
+    check(result.returncode != 0, f"{path} can be read, but should not be")
+    texts = [os.strerror(number).encode() for number in allowed]
+    check(any(text in result.stderr for text in texts), f"the error is {result.stderr!r}")
+
+
+def expect_content(directory, files=None):
+    for name, content in (files or FILES).items():
+        check((directory / name).read_bytes() == content, f"{directory / name} is wrong")
+
+
+def server_of(workspace):
+    processes = [pid for pid in workspace.processes()
+                 if b"\0serve\0" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
+    check_equal(len(processes), 1, "number of server processes")
+    return processes[0]
+
+
+def layer_blob(workspace):
+    """Path of the largest layer of the converted image."""
+    layout = Layout(workspace.path("converted"))
+    layer = max(layout.manifest("latest")["layers"], key=lambda descriptor: descriptor["size"])
+    return pathlib.Path(layout.path(layer["digest"]))
+
+
+@test("mount.cycles-leave-nothing")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    modes = (["--transport=erofs"], ["--transport=fuse"], ["--transport=erofs", "--loop"],
+             ["--writable"])
+    for cycle in range(repetitions(8)):
+        with workspace.mounted(image, *modes[cycle % len(modes)]) as mounted:
+            expect_content(mounted)
+        workspace.check_nothing_left()
+
+
+@test("mount.cycles-leave-the-server-no-descriptors")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+
+    def cycles(count):
+        for transport in TRANSPORTS * count:
+            with workspace.mounted(image, f"--transport={transport}") as mounted:
+                expect_content(mounted, {"c": FILES["c"]})
+
+    def descriptors():
+        return len(os.listdir(f"/proc/{server_of(workspace)}/fd"))
+
+    def threads():
+        return len(os.listdir(f"/proc/{server_of(workspace)}/task"))
+
+    with workspace.mounted(image, "--transport=erofs"):
+        cycles(1)
+        before = descriptors(), threads()
+        cycles(repetitions(8))
+        wait_until(lambda: (descriptors(), threads()) <= before,
+                   f"descriptors and threads are back to {before}")
+
+
+@for_each_transport("killed-server-is-recovered-from-by-umount")
+def _(workspace, transport):
+    image = workspace.converted(small_image(FILES))
+    directory = workspace.new_directory("mnt")
+    mount = ["mount", image, directory, f"--state={workspace.state}", f"--transport={transport}"]
+    for _ in range(repetitions(2)):
+        workspace.lamina(*mount)
+        expect_content(directory, {"c": FILES["c"]})
+        os.kill(server_of(workspace), signal.SIGKILL)
+        wait_until(lambda: not workspace.processes(), "the server is dead")
+        expect_error(directory / "b", errno.EIO, errno.ENOTCONN, errno.ECONNABORTED)
+        workspace.lamina("umount", directory, f"--state={workspace.state}")
+        check(not os.path.ismount(directory), "it is still mounted")
+        workspace.check_nothing_left()
+    workspace.lamina(*mount)
+    expect_content(directory)
+    workspace.lamina("umount", directory, f"--state={workspace.state}")
+
+
+@for_each_transport("killed-server-is-recovered-from-by-mount")
+def _(workspace, transport):
+    image = workspace.converted(small_image(FILES))
+    directory = workspace.new_directory("mnt")
+    mount = ["mount", image, directory, f"--state={workspace.state}", f"--transport={transport}"]
+    workspace.lamina(*mount)
+    os.kill(server_of(workspace), signal.SIGKILL)
+    wait_until(lambda: not workspace.processes(), "the server is dead")
+    with workspace.mounted(image):  # starts a server, which cleans up
+        workspace.lamina(*mount)
+        expect_content(directory)
+        workspace.lamina("umount", directory, f"--state={workspace.state}")
+
+
+@for_each_transport("killed-in-mid-read-serves-right-bytes-afterwards")
+def _(workspace, transport):
+    files = {f"f{i}": noise(MIB, i) for i in range(12)}
+    image = workspace.converted(small_image(files))
+    for round_ in range(repetitions(2)):
+        directory = workspace.new_directory("mnt")
+        workspace.lamina("mount", image, directory, f"--state={workspace.state}",
+                         f"--transport={transport}")
+        readers = [subprocess.Popen(["cat", directory / name], stdout=subprocess.DEVNULL,
+                                    stderr=subprocess.DEVNULL) for name in files]
+        threading.Event().wait(0.01 * (round_ + 1))
+        os.kill(server_of(workspace), signal.SIGKILL)
+        for reader in readers:
+            reader.wait(timeout=60)
+        workspace.lamina("umount", directory, f"--state={workspace.state}")
+    with workspace.mounted(image, f"--transport={transport}") as mounted:
+        expect_content(mounted, files)
+
+
+@for_each_transport("origin-loses-its-blob-and-gets-it-back")
+def _(workspace, transport):
+    image = workspace.converted(small_image(FILES))
+    blob = layer_blob(workspace)
+    content = blob.read_bytes()
+    with workspace.mounted(image, f"--transport={transport}") as mounted:
+        expect_content(mounted, {"c": FILES["c"]})
+        with open(blob, "r+b") as file:  # in place: the server may hold it open
+            file.truncate(0)
+        expect_error(mounted / "a", errno.EIO)
+        expect_error(mounted / "a", errno.EIO)
+        expect_content(mounted, {"c": FILES["c"]})  # what is on the node still reads
+        with open(blob, "r+b") as file:
+            file.write(content)
+        expect_content(mounted)
+
+
+@for_each_transport("origin-is-moved-away-and-back")
+def _(workspace, transport):
+    image = workspace.converted(small_image(FILES))
+    with workspace.mounted(image, f"--transport={transport}") as mounted:
+        expect_content(mounted, {"c": FILES["c"]})
+        os.rename(workspace.path("converted"), workspace.path("moved"))
+        # An open blob may still be read: but wrong bytes or a hang are not allowed.
+        result = subprocess.run(["cat", mounted / "a"], check=False, capture_output=True, timeout=60)
+        check(result.returncode != 0 or result.stdout == FILES["a"], "wrong bytes")
+        expect_content(mounted, {"c": FILES["c"]})
+        os.rename(workspace.path("moved"), workspace.path("converted"))
+        expect_content(mounted)
+
+
+@for_each_transport("origin-with-other-bytes-is-never-believed")
+def _(workspace, transport):
+    image = workspace.converted(small_image({"a": FILES["a"]}))
+    blob = layer_blob(workspace)
+    content = blob.read_bytes()
+    with workspace.mounted(image, f"--transport={transport}") as mounted:
+        blob.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
+        expect_error(mounted / "a", errno.EIO)
+        blob.write_bytes(content)
+        expect_content(mounted, {"a": FILES["a"]})
+
+
+@for_each_transport("full-disk-gives-errors-and-then-recovers")
+def _(workspace, transport):
+    files = {f"f{i}": noise(4 * MIB, i) for i in range(12)}
+    image = workspace.converted(small_image(files))
+    workspace.state.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "none", workspace.state], check=True)
+    try:
+        with workspace.mounted(image, f"--transport={transport}") as mounted:
+            results = [subprocess.run(["cat", mounted / name], check=False, capture_output=True,
+                                      timeout=60) for name in files]
+            check(any(result.returncode for result in results), "48 MiB went into 24")
+            for name, result in zip(files, results):
+                check(result.returncode != 0 or result.stdout == files[name], f"{name} is wrong")
+            subprocess.run(["mount", "-o", "remount,size=200m", workspace.state], check=True)
+            expect_content(mounted, files)
+        wait_until(lambda: not workspace.processes(), "the server ends")
+    finally:
+        subprocess.run(["umount", "--lazy", workspace.state], check=True)
+
+
+@for_each_transport("cache-survives-the-server")
+def _(workspace, transport):
+    image = workspace.converted(small_image(FILES))
+    for expected in (False, True):
+        with workspace.mounted(image, f"--transport={transport}") as mounted:
+            expect_content(mounted)
+            check_equal(workspace.stats(mounted)[0]["fetched_frames"] == 0, expected,
+                        "that nothing was fetched")
+
+
+@for_each_transport("damaged-cache-is-noticed")
+def _(workspace, transport):
+    image = workspace.converted(small_image(FILES))
+    with workspace.mounted(image, f"--transport={transport}") as mounted:
+        expect_content(mounted)
+    for path in (workspace.state / "blobs").glob("*/data"):
+        with open(path, "r+b") as file:
+            for offset in range(0, os.path.getsize(path), 100_000):
+                file.seek(offset)
+                file.write(b"damage")
+    drop_caches()
+    with workspace.mounted(image, f"--transport={transport}") as mounted:
+        expect_content(mounted)
+
+
+@test("mount.damaged-state-files-are-noticed")
+def _(workspace):
+    # Whatever happens to a file of the state directory, a mount gives right bytes or an error.
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    with workspace.mounted(image) as mounted:
+        expect_content(mounted)
+    pristine = workspace.path("pristine")
+    shutil.copytree(workspace.state, pristine, ignore=shutil.ignore_patterns("*.sock"))
+    damaged = sorted(path.relative_to(pristine) for path in pristine.rglob("*")
+                     if path.is_file() and path.parts[-2] != "index")
+    check(damaged, "there is no state to damage")
+    for path in damaged:
+        for damage in (lambda data: data[:len(data) // 2], lambda data: b"",
+                       lambda data: data[:-1] + bytes([data[-1] ^ 0x80]) if data else b"x",
+                       lambda data: bytes(byte ^ 0xFF for byte in data[:64]) + data[64:]):
+            shutil.rmtree(workspace.state)
+            shutil.copytree(pristine, workspace.state)
+            content = (workspace.state / path).read_bytes()
+            (workspace.state / path).write_bytes(damage(content))
+            directory = workspace.new_directory("mnt")
+            result = workspace.lamina("mount", image, directory, f"--state={workspace.state}",
+                                      status=None)
+            if result.returncode == 0:
+                expect_content(directory)
+                workspace.lamina("umount", directory, f"--state={workspace.state}")
+            else:
+                check(result.stderr.startswith("lamina: "), f"{path}: {result.stderr}")
+
+
+@test("mount.two-mounts-of-an-image-share-what-was-read")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    with workspace.mounted(image, "--transport=erofs") as first:
+        expect_content(first)
+        with workspace.mounted(image, "--transport=erofs") as second:
+            with workspace.mounted(image, "--transport=fuse") as third:
+                for other in (second, third):
+                    drop_caches()
+                    expect_content(other)
+                    check_equal(workspace.stats(other)[0]["fetched_frames"], 0, "frames fetched")
+        expect_content(first)
+
+
+@test("mount.images-share-layers-and-equal-content")
+def _(workspace):
+    need_root()
+    base = small_image(FILES)
+    same_layer, same_content = Image(), Image()
+    same_layer.layers += base.layers
+    for image in (same_layer, same_content):
+        with image.layer() as layer:
+            layer.file("other", noise(10_000, 9))
+            for name, content in FILES.items():
+                layer.file(f"copy/{name}", content)
+    references = [workspace.converted(image, f"image{i}")
+                  for i, image in enumerate((base, same_layer, same_content))]
+    with workspace.mounted(references[0]) as mounted:
+        expect_content(mounted)
+        with workspace.mounted(references[1]) as second:
+            expect_content(second)
+            check_equal(workspace.stats(second)[0]["fetched_frames"], 0, "frames fetched")
+        with workspace.mounted(references[2]) as third:
+            expect_content(third / "copy")
+            check(workspace.stats(third)[0]["copied_frames"] > 0, "nothing was copied on the node")
+
+
+@test("mount.many-at-once-start-one-server")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    directories = [workspace.new_directory("mnt") for _ in range(12)]
+
+    def mount(directory):
+        transport = TRANSPORTS[directories.index(directory) % 2]
+        workspace.lamina("mount", image, directory, f"--state={workspace.state}",
+                         f"--transport={transport}")
+        expect_content(directory)
+
+    def umount(directory):
+        workspace.lamina("umount", directory, f"--state={workspace.state}")
+
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        list(pool.map(mount, directories))
+        server_of(workspace)
+        list(pool.map(umount, directories))
+
+
+@for_each_transport("busy-mount-stays-until-it-is-free")
+def _(workspace, transport):
+    image = workspace.converted(small_image(FILES))
+    with workspace.mounted(image, f"--transport={transport}") as mounted:
+        with open(mounted / "a", "rb") as file:
+            result = workspace.lamina("umount", mounted, f"--state={workspace.state}", status=1)
+            check("busy" in result.stderr or "in use" in result.stderr, result.stderr)
+            check(file.read() == FILES["a"], "the open file is wrong")
+        expect_content(mounted)
+
+
+@for_each_transport("unmounted-by-another-program")
+def _(workspace, transport):
+    image = workspace.converted(small_image(FILES))
+    directory = workspace.new_directory("mnt")
+    workspace.lamina("mount", image, directory, f"--state={workspace.state}",
+                     f"--transport={transport}")
+    expect_content(directory)
+    subprocess.run(["umount", directory], check=True)
+    workspace.check_nothing_left()
+
+
+@for_each_transport("server-told-to-end-unmounts")
+def _(workspace, transport):
+    image = workspace.converted(small_image(FILES))
+    directory = workspace.new_directory("mnt")
+    workspace.lamina("mount", image, directory, f"--state={workspace.state}",
+                     f"--transport={transport}")
+    os.kill(server_of(workspace), signal.SIGTERM)
+    wait_until(lambda: not workspace.processes(), "the server ends")
+    check(not os.path.ismount(directory), "it is still mounted")
+
+
+@test("mount.refusals-say-why-and-leave-nothing")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    file = workspace.path("file")
+    file.write_bytes(b"")
+    directory = workspace.new_directory("mnt")
+    for reference, target, text in (
+            (image, workspace.path("nowhere"), "nowhere"), (image, file, "not a directory"),
+            (f"oci:{workspace.path('no-image')}:x", directory, "no-image"),
+            (image.replace(":latest", ":other"), directory, "other"),
+            (f"docker:{workspace.path('converted')}", directory, "docker")):
+        result = workspace.lamina("mount", reference, target, f"--state={workspace.state}", status=1)
+        check_equal(result.stderr.count("\n"), 1, "lines of the error")
+        check(result.stderr.startswith("lamina: ") and text in result.stderr, result.stderr)
+        check(not os.path.ismount(directory), "something was mounted")
+    workspace.lamina("umount", directory, f"--state={workspace.state}", status=1)
+    with workspace.mounted(image, directory=directory):
+        workspace.lamina("mount", image, directory, f"--state={workspace.state}", status=1)
+        expect_content(directory)
+
+
+@test("mount.two-servers-cannot-have-one-state")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    with workspace.mounted(image) as mounted:
+        result = workspace.lamina("serve", f"--state={workspace.state}", status=1)
+        check("in use" in result.stderr, result.stderr)
+        expect_content(mounted)
+
+
+@test("mount.writable-forgets-its-changes")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    for _ in range(2):
+        with workspace.mounted(image, "--writable") as mounted:
+            expect_content(mounted)
+            check(not (mounted / "new").exists(), "a change was kept")
+            (mounted / "new").write_bytes(b"new")
+            (mounted / "c").unlink()
+            with open(mounted / "a", "r+b") as file:
+                file.write(b"changed")
+            check_equal((mounted / "a").read_bytes(), b"changed" + FILES["a"][7:], "the file")
+
+
+@test("mount.writable-directory-keeps-changes")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    kept = workspace.new_directory("kept")
+    with workspace.mounted(image, "--writable", f"--writable-dir={kept}") as mounted:
+        (mounted / "new").write_bytes(b"new")
+        (mounted / "c").unlink()
+    with workspace.mounted(image, "--writable", f"--writable-dir={kept}") as mounted:
+        check_equal((mounted / "new").read_bytes(), b"new", "the new file")
+        check(not (mounted / "c").exists(), "the removed file is back")
+    with workspace.mounted(image) as mounted:
+        expect_content(mounted)
+
+
+@test("mount.stats-count-what-readers-cause")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    with workspace.mounted(image) as mounted:
+        before = workspace.stats(mounted)[0]
+        expect_content(mounted)
+        after = workspace.stats(mounted)[0]
+        check_equal(before["read_bytes"], 0, "bytes read before anything was")
+        for field in ("read_requests", "fetched_bytes", "fetched_frames", "decompressed_bytes"):
+            check(after[field] > 0, f"{field} is {after[field]}")
+        check(after["read_bytes"] >= sum(map(len, FILES.values())), "too few bytes were read")
+        check_equal(after["frames_present"], after["frames"], "frames present")
+
+
+@test("mount.unprivileged-user-mounts-over-fuse")
+def _(workspace):
+    need_root("it becomes another user")
+    if not shutil.which("fusermount3"):
+        check(False, "fusermount3 is missing: install fuse3")
+    image = workspace.converted(small_image(FILES))
+    home = workspace.new_directory("home")
+    lamina = home / "lamina"
+    shutil.copy(program("LAMINA"), lamina)  # the build may be where other users cannot go
+    mounted = home / "mnt"
+    mounted.mkdir()
+    os.chmod(workspace.root, 0o755)
+    for path in (home, mounted):
+        os.chown(path, 65534, 65534)
+    as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+
+    def run(*arguments):
+        result = subprocess.run([*as_nobody, *map(str, arguments)], check=False, timeout=60,
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT, env=dict(os.environ, HOME=str(home)))
+        check(result.returncode == 0, f"{arguments}: {result.stdout.decode()}")
+        return result.stdout
+
+    run(lamina, "mount", image, mounted)
+    check(run("cat", mounted / "a") == FILES["a"], "wrong bytes")
+    run(lamina, "umount", mounted)
+    check(not os.path.ismount(mounted), "it is still mounted")

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The commands of `lamina`. Each Add* function declares one command with its options to the parser
+// and sets `run` if the user chose it; main() then calls it.
+#ifndef LAMINA_TOOLS_LAMINA_COMMANDS_H_
+#define LAMINA_TOOLS_LAMINA_COMMANDS_H_
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "chunkstore/base/status.h"
+
+namespace lamina::cli {
+
+// Exit codes, also in --help: 0 done, 1 failed, 2 wrong usage. `run` returns the container's own.
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitFailure = 1;
+inline constexpr int kExitUsage = 2;
+
+// What the chosen command does; gives the exit code.
+using Action = std::function<absl::StatusOr<int>()>;
+
+void AddConvert(CLI::App& app, Action& run);
+void AddMount(CLI::App& app, Action& run);
+void AddUmount(CLI::App& app, Action& run);
+void AddStats(CLI::App& app, Action& run);
+void AddRun(CLI::App& app, Action& run);
+void AddInspect(CLI::App& app, Action& run);
+void AddVerify(CLI::App& app, Action& run);
+void AddServe(CLI::App& app, Action& run);
+
+// Puts "--" before the container's command in the arguments of `lamina run`, so that options of
+// that command are not taken for ours: "run IMAGE ls -l" becomes "run IMAGE -- ls -l".
+void MarkRunCommand(std::vector<std::string>& arguments);
+
+// "oci:DIR[:TAG]" with DIR made absolute, for the engine, which has another working directory.
+absl::StatusOr<std::string> AbsoluteReference(const std::string& reference);
+// The path of an existing directory, absolute and without symbolic links.
+absl::StatusOr<std::string> ExistingDirectory(const std::string& path);
+// Adds --state; the default is DefaultStateDirectory().
+void AddStateOption(CLI::App& command, std::string& state);
+// The path of this program, to start engines with.
+std::string ProgramPath();
+
+}  // namespace lamina::cli
+
+#endif  // LAMINA_TOOLS_LAMINA_COMMANDS_H_

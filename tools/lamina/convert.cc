@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <chrono>
+#include <memory>
+
+#include "fs/image/convert.h"
+#include "tools/lamina/commands.h"
+#include "tools/lamina/output.h"
+
+namespace lamina::cli {
+namespace {
+
+using nlohmann::json;
+
+struct Options {
+  fs::ConvertOptions convert;
+  std::string platform;
+  bool json = false;
+};
+
+json ToJson(const fs::ConvertResult& result, double seconds) {
+  json layers = json::array();
+  for (const fs::ConvertedLayer& layer : result.layers) {
+    layers.push_back({{"source_digest", layer.source_digest.ToString()},
+                      {"source_bytes", layer.source_size},
+                      {"digest", layer.blob.digest.ToString()},
+                      {"bytes", layer.blob.size},
+                      {"files", layer.files},
+                      {"content_bytes", layer.blob.content_bytes},
+                      {"stored_bytes", layer.blob.stored_bytes},
+                      {"chunks", layer.blob.chunks},
+                      {"shared_chunks", layer.blob.shared_chunks},
+                      {"frames", layer.blob.frames}});
+  }
+  return {{"manifest_digest", result.manifest_digest.ToString()},
+          {"layers", layers},
+          {"seconds", seconds}};
+}
+
+void Print(const fs::ConvertResult& result, double seconds) {
+  uint64_t source = 0;
+  uint64_t content = 0;
+  uint64_t blobs = 0;
+  for (const fs::ConvertedLayer& layer : result.layers) {
+    source += layer.source_size;
+    content += layer.blob.content_bytes;
+    blobs += layer.blob.size;
+  }
+  fmt::print("{}\n", result.manifest_digest.ToString());
+  fmt::print("{} layers, {} of content, {} before, {} now, {:.1f} s\n", result.layers.size(),
+             HumanSize(content), HumanSize(source), HumanSize(blobs), seconds);
+}
+
+absl::StatusOr<int> Run(Options& options) {
+  if (!options.platform.empty()) {
+    ASSIGN_OR_RETURN(options.convert.platform, oci::Platform::Parse(options.platform));
+  }
+  ProgressLine line;
+  options.convert.progress = [&line](const fs::ConvertOptions::Progress& progress) {
+    line.Update(fmt::format("layer {} of {}", progress.layer + 1, progress.layers),
+                progress.source_bytes_read, progress.source_bytes);
+  };
+  const auto start = std::chrono::steady_clock::now();
+  ASSIGN_OR_RETURN(const fs::ConvertResult result, fs::Convert(options.convert));
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (options.json) {
+    PrintJson(ToJson(result, seconds));
+  } else {
+    Print(result, seconds);
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+void AddConvert(CLI::App& app, Action& run) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("convert", "Convert an image into a lazily readable one");
+  command
+      ->add_option("source", options->convert.source,
+                   "oci:DIR[:TAG], oci-archive:FILE[:TAG], docker-archive:FILE[:REF] or dir:PATH "
+                   "(a root directory)")
+      ->required();
+  command->add_option("destination", options->convert.destination, "oci:DIR[:TAG]")->required();
+  command->add_option("--platform", options->platform,
+                      "os/architecture[/variant] to take from a multi-platform image "
+                      "[this machine's]");
+  command->add_option("--level", options->convert.level, "zstd compression level")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 19));
+  command
+      ->add_option("--jobs", options->convert.jobs,
+                   "Compression threads, 0 for one a processor; the result is the same")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1024));
+  command->add_flag("--json", options->json, "Print the result as JSON");
+  command->callback([options, &run] { run = [options] { return Run(*options); }; });
+}
+
+}  // namespace lamina::cli

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/lamina/output.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+namespace lamina::cli {
+
+std::string HumanSize(uint64_t bytes) {
+  if (bytes < 1024) return fmt::format("{} B", bytes);
+  constexpr const char* kUnits[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  double value = static_cast<double>(bytes) / 1024;
+  size_t unit = 0;
+  while (value >= 1024 && unit + 1 < std::size(kUnits)) {
+    value /= 1024;
+    ++unit;
+  }
+  return fmt::format("{:.1f} {}", value, kUnits[unit]);
+}
+
+void PrintJson(const nlohmann::json& value) {
+  fmt::print("{}\n", value.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
+void PrintTable(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  for (const auto& row : rows) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      line += i == 0 ? fmt::format("{:<{}}", row[i], widths[i])
+                     : fmt::format("  {:>{}}", row[i], widths[i]);
+    }
+    fmt::print("{}\n", line);
+  }
+}
+
+ProgressLine::ProgressLine() : terminal_(::isatty(STDERR_FILENO) != 0) {}
+
+ProgressLine::~ProgressLine() {
+  if (drawn_) fmt::print(stderr, "\r\033[K");
+}
+
+void ProgressLine::Update(std::string_view what, uint64_t done, uint64_t total) {
+  using std::chrono::steady_clock;
+  const steady_clock::time_point now = steady_clock::now();
+  if (!terminal_ || now - last_ < std::chrono::milliseconds(100)) return;
+  last_ = now;
+  drawn_ = true;
+  const double seconds = std::chrono::duration<double>(now - start_).count();
+  const auto rate = static_cast<uint64_t>(static_cast<double>(done) / std::max(seconds, 0.001));
+  const std::string amount = total == 0
+                                 ? HumanSize(done)
+                                 : fmt::format("{} of {} ({}%)", HumanSize(done), HumanSize(total),
+                                               static_cast<int>(100.0 * static_cast<double>(done) /
+                                                                static_cast<double>(total)));
+  fmt::print(stderr, "\r{}: {}, {}/s\033[K", what, amount, HumanSize(rate));
+  std::fflush(stderr);
+}
+
+}  // namespace lamina::cli

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What commands show: progress for people at a terminal, sizes that can be read, JSON for programs.
+#ifndef LAMINA_TOOLS_LAMINA_OUTPUT_H_
+#define LAMINA_TOOLS_LAMINA_OUTPUT_H_
+
+#include <chrono>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lamina::cli {
+
+// "512 B", "3.4 MiB".
+std::string HumanSize(uint64_t bytes);
+// JSON on standard output, indented.
+void PrintJson(const nlohmann::json& value);
+// Rows of equal length in aligned columns; the first row is the heading. Columns other than the
+// first are right-aligned.
+void PrintTable(const std::vector<std::vector<std::string>>& rows);
+
+// One line on standard error that is rewritten as work goes on; nothing at all if standard error is
+// not a terminal. The line is wiped when the object goes.
+class ProgressLine {
+ public:
+  ProgressLine();
+  ~ProgressLine();
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+
+  // Redraws at most ten times a second. `total` 0 means unknown.
+  void Update(std::string_view what, uint64_t done, uint64_t total);
+
+ private:
+  const bool terminal_;
+  bool drawn_ = false;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point last_{};
+};
+
+}  // namespace lamina::cli
+
+#endif  // LAMINA_TOOLS_LAMINA_OUTPUT_H_

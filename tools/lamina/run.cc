@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <memory>
+
+#include "backends/crun.h"
+#include "backends/oci_bundle.h"
+#include "chunkstore/base/file.h"
+#include "fs/engine/client.h"
+#include "fs/image/image.h"
+#include "tools/lamina/commands.h"
+#include "tools/lamina/output.h"
+
+namespace lamina::cli {
+namespace {
+
+using nlohmann::json;
+using std::chrono::steady_clock;
+
+struct Options {
+  std::string image;
+  std::string writable_dir;
+  std::string state;
+  std::vector<std::string> command;
+  bool json = false;
+};
+
+// Unmounts when it goes, whatever happened in between.
+class MountedRootfs {
+ public:
+  static absl::StatusOr<MountedRootfs> Mount(fs::Client& client, fs::MountRequest request) {
+    const std::string target = request.target;
+    RETURN_IF_ERROR(client.Mount(request).status());
+    return MountedRootfs(client, target);
+  }
+  MountedRootfs(MountedRootfs&& other) noexcept
+      : client_(other.client_), target_(std::exchange(other.target_, std::string())) {}
+  ~MountedRootfs() {
+    if (absl::Status status = Unmount(); !status.ok()) {
+      fmt::print(stderr, "lamina: {}\n", std::string(status.message()));
+    }
+  }
+
+  absl::Status Unmount() {
+    const std::string target = std::exchange(target_, std::string());
+    return target.empty() ? absl::OkStatus() : client_.Unmount(target);
+  }
+
+ private:
+  MountedRootfs(fs::Client& client, std::string target)
+      : client_(client), target_(std::move(target)) {}
+
+  fs::Client& client_;
+  std::string target_;
+};
+
+double MillisecondsSince(steady_clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(steady_clock::now() - start).count();
+}
+
+// SIGTERM and SIGHUP before and after the container runs would leave its mount behind.
+void BlockStopSignals() {
+  sigset_t signals;
+  ::sigemptyset(&signals);
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) ::sigaddset(&signals, signal);
+  ::sigprocmask(SIG_BLOCK, &signals, nullptr);
+}
+
+absl::StatusOr<int> Run(Options& options) {
+  if (::geteuid() != 0) {
+    return absl::FailedPreconditionError("run needs root: it mounts, and starts a container");
+  }
+  ASSIGN_OR_RETURN(const std::string reference, AbsoluteReference(options.image));
+  ASSIGN_OR_RETURN(const fs::Image image, fs::OpenImage(reference, oci::Platform::Host()), "run {}",
+                   options.image);
+  if (!options.writable_dir.empty()) {
+    ASSIGN_OR_RETURN(options.writable_dir, ExistingDirectory(options.writable_dir),
+                     "--writable-dir");
+  }
+  ASSIGN_OR_RETURN(const TemporaryDirectory bundle,
+                   TemporaryDirectory::Create("/run", "lamina-run-"));
+  const std::string rootfs = bundle.path() + "/rootfs";
+  if (::mkdir(rootfs.c_str(), 0755) != 0) return ErrnoStatus(errno, "create " + rootfs);
+
+  BlockStopSignals();
+  const steady_clock::time_point start = steady_clock::now();
+  fs::Client client(options.state, ProgramPath());
+  ASSIGN_OR_RETURN(MountedRootfs mounted,
+                   MountedRootfs::Mount(client, {.image = reference,
+                                                 .target = rootfs,
+                                                 .writable = true,
+                                                 .writable_dir = options.writable_dir}));
+  const double mount_milliseconds = MillisecondsSince(start);
+
+  const bool terminal = ::isatty(STDIN_FILENO) != 0 && ::isatty(STDOUT_FILENO) != 0;
+  ASSIGN_OR_RETURN(const std::string config,
+                   backends::BundleConfig({.rootfs = rootfs,
+                                           .config = image.config,
+                                           .command = options.command,
+                                           .terminal = terminal}),
+                   "run {}", options.image);
+  RETURN_IF_ERROR(WriteFileAtomically(bundle.path() + "/config.json", config));
+  const steady_clock::time_point run_start = steady_clock::now();
+  const std::string id = bundle.path().substr(bundle.path().rfind('/') + 1);
+  ASSIGN_OR_RETURN(const int exit_code, backends::RunWithCrun(bundle.path(), id), "run {}",
+                   options.image);
+  const double run_milliseconds = MillisecondsSince(run_start);
+
+  if (options.json) {
+    ASSIGN_OR_RETURN(const json reports, client.Report(rootfs));
+    const json summary = {{"exit_code", exit_code},
+                          {"mount_ms", mount_milliseconds},
+                          {"run_ms", run_milliseconds},
+                          {"mount", reports.at(0)}};
+    fmt::print(stderr, "{}\n", summary.dump(-1, ' ', false, json::error_handler_t::replace));
+  }
+  RETURN_IF_ERROR(mounted.Unmount());
+  return exit_code;
+}
+
+}  // namespace
+
+void AddRun(CLI::App& app, Action& run) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand(
+      "run", "Run a command of an image in a container (crun), on a writable overlay");
+  command->add_option("image", options->image, "oci:DIR[:TAG]")->required();
+  command->add_option("--writable-dir", options->writable_dir,
+                      "Keep what the container writes in this directory (in upper/)");
+  AddStateOption(*command, options->state);
+  command->add_flag("--json", options->json, "Print a summary on standard error at the end");
+  command->add_option(
+      "command", options->command,
+      "Command and arguments, in place of the image's; its entrypoint, environment, "
+      "user and working directory are kept");
+  command->callback([options, &run] { run = [options] { return Run(*options); }; });
+}
+
+void MarkRunCommand(std::vector<std::string>& arguments) {
+  if (arguments.empty() || arguments[0] != "run") return;
+  bool image_seen = false;
+  for (auto it = arguments.begin() + 1; it != arguments.end() && *it != "--"; ++it) {
+    if (*it == "--state" || *it == "--writable-dir") {
+      if (++it == arguments.end()) return;
+    } else if (!it->starts_with('-')) {
+      if (image_seen) {
+        arguments.insert(it, "--");
+        return;
+      }
+      image_seen = true;
+    }
+  }
+}
+
+}  // namespace lamina::cli

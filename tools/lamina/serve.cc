@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
+#include <signal.h>
+#include <spdlog/sinks/basic_file_sink.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <memory>
+
+#include "chunkstore/base/file.h"
+#include "fs/engine/messages.h"
+#include "fs/engine/server.h"
+#include "tools/lamina/commands.h"
+
+namespace lamina::cli {
+namespace {
+
+struct Options {
+  fs::ServerOptions server;
+  int ready_fd = -1;
+};
+
+void Tell(UniqueFd& ready, const std::string& text) {
+  if (!ready.valid()) return;
+  [[maybe_unused]] const ssize_t written = ::write(ready.get(), text.data(), text.size());
+  ready.Reset();
+}
+
+// Leaves the caller's session and terminal; the log goes to a file.
+absl::Status Detach(const std::string& state) {
+  if (const pid_t child = ::fork(); child != 0) {
+    if (child < 0) return ErrnoStatus(errno, "fork");
+    ::_exit(0);
+  }
+  ::setsid();
+  if (::chdir("/") != 0) return ErrnoStatus(errno, "chdir /");
+  std::error_code error;
+  std::filesystem::create_directories(state, error);
+  if (error) return ErrnoStatus(error.value(), "create state directory " + state);
+  std::filesystem::permissions(state, std::filesystem::perms::owner_all, error);
+  ASSIGN_OR_RETURN(const UniqueFd null, OpenFile("/dev/null", O_RDWR));
+  ASSIGN_OR_RETURN(const UniqueFd log,
+                   OpenFile(state + "/engine.log", O_WRONLY | O_CREAT | O_APPEND, 0600));
+  ::dup2(null.get(), STDIN_FILENO);
+  ::dup2(log.get(), STDOUT_FILENO);
+  ::dup2(log.get(), STDERR_FILENO);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int> Run(Options& options) {
+  UniqueFd ready(options.ready_fd);
+  if (ready.valid()) {
+    ::fcntl(ready.get(), F_SETFD, FD_CLOEXEC);
+    if (absl::Status status = Detach(options.server.state); !status.ok()) {
+      Tell(ready, fs::ErrorToJson(status).dump());
+      return status;
+    }
+  }
+  sigset_t signals;
+  ::sigemptyset(&signals);
+  ::sigaddset(&signals, SIGTERM);
+  ::sigaddset(&signals, SIGINT);
+  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  spdlog::set_pattern("%Y-%m-%dT%H:%M:%S.%e %l %v");
+  spdlog::set_level(spdlog::level::info);
+
+  options.server.ready = [&ready] { Tell(ready, "ok"); };
+  const absl::Status status = fs::RunServer(options.server);
+  if (!status.ok()) {
+    Tell(ready, fs::ErrorToJson(status).dump());
+    spdlog::error("{}", std::string(status.message()));
+    return status;
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+void AddServe(CLI::App& app, Action& run) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand(
+      "serve", "Serve the mounts of a state directory; other commands start this when needed");
+  AddStateOption(*command, options->server.state);
+  command->add_flag("--end-when-idle", options->server.end_when_idle,
+                    "End when the last mount goes");
+  command->add_option("--ready-fd", options->ready_fd,
+                      "Go to the background, and say on this descriptor when it is ready");
+  command->callback([options, &run] { run = [options] { return Run(*options); }; });
+}
+
+}  // namespace lamina::cli
