@@ -39,6 +39,9 @@ def measure(node: Node, inputs: Inputs, samples: int) -> list[Row]:
     def speeds(name: str) -> list[float]:
         return [content / 1e6 / one.seconds for one in runs[name]]
 
+    def processor(name: str) -> list[float]:
+        return [one.processor_seconds for one in runs[name]]
+
     def peaks(name: str) -> list[float]:
         return [one.peak_bytes / MIB for one in runs[name]]
 
@@ -49,6 +52,8 @@ def measure(node: Node, inputs: Inputs, samples: int) -> list[Row]:
                  seconds("umoci"), least=1.0, lower_is_better=True),
         limited("convert a directory, content", "MB/s", speeds("directory"), least=300),
         limited("convert an image (gzip), content", "MB/s", speeds("image"), least=300),
+        limited("convert a directory, processor time", "s", processor("directory")),
+        limited("convert an image (gzip), processor time", "s", processor("image")),
         limited("convert a directory, peak memory", "MiB", peaks("directory"), most=256),
         limited("convert an image (gzip), peak memory", "MiB", peaks("image"), most=256),
     ]

@@ -22,6 +22,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 @dataclasses.dataclass
 class Run:
     seconds: float
+    processor_seconds: float  # of all its threads, user and system
     peak_bytes: int  # of resident memory
 
 
@@ -35,7 +36,7 @@ def run(*command, quiet: bool = True) -> Run:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 0:
         raise subprocess.CalledProcessError(process.returncode, command)
-    return Run(seconds, usage.ru_maxrss * 1024)
+    return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
 
 
 def output(*command) -> str:
@@ -67,6 +68,36 @@ def memory_of(pid: int) -> dict[str, int]:
     return found
 
 
+def engines(state_prefix: str) -> list[int]:
+    """Processes that serve mounts with a state directory that starts like this."""
+    found = []
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = os.fsdecode((process / "cmdline").read_bytes()).split("\0")
+            if words[1:2] == ["serve"] and any(
+                    word.startswith(f"--state={state_prefix}") for word in words):
+                found.append(int(process.name))
+    return found
+
+
+def end_engines_below(directory: pathlib.Path) -> None:
+    """Engines without mounts end by themselves; one that hangs is ended."""
+    deadline = time.monotonic() + 10
+    while (left := engines(f"{directory}/")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def unmount_below(directory: pathlib.Path) -> None:
+    """Unmounts what something that failed left there."""
+    mounts = pathlib.Path("/proc/self/mounts").read_text().splitlines()
+    for target in reversed([line.split()[1] for line in mounts]):
+        if target.startswith(f"{directory}/"):
+            libc.umount2(os.fsencode(target), MNT_DETACH)
+
+
 class Node:
     """Use in a with statement: mounts and files made here are gone at its end."""
 
@@ -81,6 +112,8 @@ class Node:
         signal.signal(signal.SIGTERM, lambda *_: exit(1))
         self.work = pathlib.Path(tempfile.mkdtemp(prefix="work-", dir=self._cache))
         self._cleanup.callback(shutil.rmtree, self.work)
+        self._cleanup.callback(end_engines_below, self.work)
+        self._cleanup.callback(unmount_below, self.work)
         return self
 
     def __exit__(self, *_) -> None:
@@ -128,13 +161,10 @@ class Node:
 
     def engine(self, state: pathlib.Path) -> int:
         """The process that serves the mounts of a state directory."""
-        wanted = f"--state={state}".encode()
-        for process in pathlib.Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                words = (process / "cmdline").read_bytes().split(b"\0")
-                if words[1:2] == [b"serve"] and wanted in words:
-                    return int(process.name)
-        raise RuntimeError(f"no engine of {state}")
+        found = engines(str(state))
+        if len(found) != 1:
+            raise RuntimeError(f"{len(found)} engines of {state}")
+        return found[0]
 
     def read_bench(self, operation: str, samples: int, *options,
                    **trees: pathlib.Path) -> dict[str, dict[str, list[float]]]:

@@ -103,11 +103,9 @@ def measure_cold_sequential(node: Node, inputs: Inputs, samples: int) -> list[Ro
 @contextlib.contextmanager
 def fresh_mount(node: Node, image: str):
     state = node.directory("fresh")
-    try:
-        with node.mount(image, state, "target", "--transport=erofs") as target:
-            yield target
-    finally:
-        shutil.rmtree(state)
+    with node.mount(image, state, "target", "--transport=erofs") as target:
+        yield target
+    shutil.rmtree(state)
 
 
 def prepare_source(where: str, source: pathlib.Path) -> None:

@@ -2,16 +2,20 @@
 //
 // The blobs of a node: each a sparse file that is the blob's address space, filled frame by frame
 // on demand. Kept in `<state>/blobs/<hex digest>/`:
-//   sections   section table as in the object (its digest is checked against the descriptor on
-//   open) frames     decoded frame table metadata   decoded EROFS metadata chunks     decoded chunk
-//   table (comes in the background) data       the address space, sparse, padded to 2 MiB present
-//   bitmap: one bit a frame, set after the frame's bytes are in `data`
+//   sections   section table as in the object, checked against the descriptor on open
+//   frames     decoded frame table
+//   metadata   decoded EROFS metadata, padded to 2 MiB
+//   chunks     decoded chunk table (comes in the background)
+//   checksums  XXH3 of the three above
+//   data       the address space, sparse, padded to 2 MiB
+//   present    bitmap: one bit a frame, set after the frame's bytes are in `data`
 //
 // Crash rules. A bit is set only after the write, so a killed process loses nothing. What the disk
 // made of it is never taken on trust: every process checks a frame that it finds present against
 // its XXH3 when it is first used, and fetches it again if it does not match. This covers a machine
-// crash, a truncated or damaged file and a restored backup with one rule, and needs no
-// clean-shutdown mark.
+// crash, a truncated or damaged file and a restored backup with one rule, and needs no mark of a
+// clean end. Damaged tables are fetched again, and the frames stay; a section table that is not
+// exactly the descriptor's has everything fetched again, since nothing else says whose data it is.
 #ifndef LAMINA_CHUNKSTORE_BLOB_STORE_H_
 #define LAMINA_CHUNKSTORE_BLOB_STORE_H_
 
@@ -55,7 +59,9 @@ class Blob {
   // Makes the range ready, then calls `done` once: on the caller's thread if it is ready now, else
   // on a thread of the store, which `done` must not block. Frames that are being fetched are waited
   // for, missing neighbours go out as one request, and an error goes to everyone who waited; the
-  // next call tries again. `stats` may be null.
+  // next call tries again. Sequential foreground reads have frames fetched ahead of them.
+  // kCancelled if the last user of the blob, or the store, goes before the fetch began. `stats` may
+  // be null.
   virtual void Fetch(uint64_t offset, uint64_t length, Priority priority,
                      std::shared_ptr<ReadStats> stats, std::function<void(absl::Status)> done) = 0;
 
@@ -69,15 +75,17 @@ class BlobStore {
   struct Options {
     std::string directory;             // <state>/blobs, made if missing
     std::shared_ptr<NodeIndex> index;  // null: no copying between blobs
-    int threads = 0;                   // 0: two for each processor
+    int threads = 0;                   // 0: two for each processor, 16 at most
   };
+  // kUnavailable if the directory is in use by another store, in this process or another one.
   static absl::StatusOr<std::unique_ptr<BlobStore>> Open(Options options);
   // Waits for fetches that run, fails those that wait. Blobs must be gone.
   virtual ~BlobStore() = default;
 
   // Opens a blob: from the local files if they are there and match the descriptor, else by reading
   // its tables from the origin. One blob is one object however often it is attached; the origin
-  // given last serves it from then on.
+  // given last serves it from then on, and may be null if the local files are complete.
+  // kFailedPrecondition if the blob is attached with another descriptor.
   virtual absl::StatusOr<std::shared_ptr<Blob>> Attach(const LayerDescriptor& descriptor,
                                                        std::shared_ptr<Origin> origin) = 0;
 };

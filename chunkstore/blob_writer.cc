@@ -21,6 +21,8 @@ namespace lamina::chunkstore {
 namespace {
 
 constexpr int kMaxJobs = 256;
+// Without being told: each takes 1 MiB, and this many outrun the thread that feeds them by far.
+constexpr int kMaxDefaultJobs = 64;
 
 uint64_t RoundUpToBlock(uint64_t bytes) {
   return (bytes + kBlockSize - 1) / kBlockSize * kBlockSize;
@@ -373,7 +375,7 @@ absl::StatusOr<std::unique_ptr<BlobWriter>> BlobWriter::Create(UniqueFd output,
     return absl::InvalidArgumentError(
         fmt::format("{} compression threads, not 0 to {}", options.jobs, kMaxJobs));
   }
-  const int processors = std::clamp<int>(std::thread::hardware_concurrency(), 1, kMaxJobs);
+  const int processors = std::clamp<int>(std::thread::hardware_concurrency(), 1, kMaxDefaultJobs);
   auto writer = std::make_unique<Writer>(std::move(output));
   RETURN_IF_ERROR(writer->Start(options.level, options.jobs == 0 ? processors : options.jobs));
   return writer;

@@ -10,6 +10,7 @@
 #include <rocksdb/write_batch.h>
 
 #include <cstring>
+#include <mutex>
 
 #include "chunkstore/base/file.h"
 #include "chunkstore/directory_lock.h"
@@ -94,9 +95,12 @@ rocksdb::ColumnFamilyOptions ChunkFamily() {
   rocksdb::ColumnFamilyOptions options = SmallFamily();
   rocksdb::BlockBasedTableOptions table;
   table.block_cache = rocksdb::NewLRUCache(kBlockCache);
-  table.cache_index_and_filter_blocks = true;
   table.filter_policy.reset(rocksdb::NewBloomFilterPolicy(10));
   table.whole_key_filtering = false;
+  // In pieces, so that a look-up brings 4 KiB of each into the small cache and not megabytes.
+  table.index_type = rocksdb::BlockBasedTableOptions::kTwoLevelIndexSearch;
+  table.partition_filters = true;
+  table.cache_index_and_filter_blocks = true;
   options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
   options.prefix_extractor.reset(rocksdb::NewFixedPrefixTransform(kDigestSize));
   return options;
@@ -138,6 +142,8 @@ class RocksIndex : public NodeIndex {
   const UniqueFd lock_;  // released after the database is closed
   std::unique_ptr<rocksdb::DB> database_;
   std::vector<rocksdb::ColumnFamilyHandle*> families_;
+  // One writer at a time: RocksDB would join the batches of several into one of unbounded size.
+  std::mutex write_mutex_;
 };
 
 absl::StatusOr<std::unique_ptr<NodeIndex>> RocksIndex::Open(const std::string& directory) {
@@ -158,6 +164,7 @@ absl::StatusOr<std::unique_ptr<NodeIndex>> RocksIndex::Open(const std::string& d
 }
 
 absl::Status RocksIndex::Write(rocksdb::WriteBatch* batch, std::string_view action) {
+  std::lock_guard lock(write_mutex_);
   // Not synced: a process crash loses nothing, and what a machine crash loses is built again.
   return ToStatus(database_->Write(rocksdb::WriteOptions(), batch), directory_, action);
 }

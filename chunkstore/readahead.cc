@@ -7,8 +7,8 @@ namespace lamina::chunkstore {
 namespace {
 
 constexpr uint32_t kSequential = 3;  // frames in a row that make a reader sequential
-constexpr uint32_t kReordered =
-    2;  // frames by which parallel requests of one reader may be swapped
+// Frames by which parallel requests of one reader may be swapped.
+constexpr uint32_t kReordered = 2;
 
 }  // namespace
 

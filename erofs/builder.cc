@@ -13,6 +13,7 @@
 #include "erofs/chunk_map.h"
 #include "erofs/directory_writer.h"
 #include "erofs/format.h"
+#include "erofs/inode_placer.h"
 #include "erofs/xattr_table.h"
 
 namespace lamina::erofs {
@@ -45,37 +46,6 @@ struct PlannedInode {
   uint32_t fixed_size() const { return extended ? sizeof(ExtendedInode) : sizeof(CompactInode); }
   uint64_t body_offset() const { return position + fixed_size() + xattr_size; }
   uint64_t chunk_index_offset() const { return AlignUp(body_offset(), sizeof(ChunkIndex)); }
-};
-
-// Gives out places in the inode area. What may not cross a block boundary and would leaves a gap;
-// the largest one that is known is filled with later inodes.
-class InodePlacer {
- public:
-  // `unbroken`: how much of the `size` bytes has to lie in one block.
-  uint64_t Place(uint64_t unbroken, uint64_t size) {
-    size = AlignUp(size, kInodeSlotSize);
-    if (size <= gap_size_) {
-      gap_size_ -= size;
-      return std::exchange(gap_, gap_ + size);
-    }
-    const uint64_t room = kBlockSize - end_ % kBlockSize;
-    if (unbroken > room) {
-      if (room > gap_size_) {
-        gap_ = end_;
-        gap_size_ = room;
-      }
-      end_ += room;
-    }
-    return std::exchange(end_, end_ + size);
-  }
-
-  uint64_t end() const { return end_; }
-
- private:
-  // Slot 0 stays empty: readdir(3) skips entries with inode number 0.
-  uint64_t end_ = kInodeSlotSize;
-  uint64_t gap_ = 0;
-  uint64_t gap_size_ = 0;
 };
 
 absl::Status CheckInode(const Inode& inode) {
@@ -178,21 +148,17 @@ absl::Status Builder::CheckDevices() const {
 absl::Status Builder::PlanInodes() {
   plan_of_inode_.assign(tree_.inode_limit(), kNotPlanned);
   RETURN_IF_ERROR(PlanInode(Tree::kRoot), "/");
-  inodes_[0].links = 2;
   for (size_t i = 0; i < inodes_.size(); ++i) {
-    if (!tree_.inode(inodes_[i].index).is_directory()) continue;
     const InodeIndex directory = inodes_[i].index;
-    for (const DirectoryEntry& entry : tree_.Entries(directory)) {
+    if (!tree_.inode(directory).is_directory()) continue;
+    const std::vector<DirectoryEntry> entries = EntriesWithDots(tree_, directory);
+    inodes_[i].size = DirectorySize(entries);
+    for (const DirectoryEntry& entry : entries) {
       uint32_t& plan = plan_of_inode_[entry.inode];
       if (plan == kNotPlanned) {
         RETURN_IF_ERROR(PlanInode(entry.inode), "{}", tree_.PathOf(directory, entry.name));
       }
-      if (tree_.inode(entry.inode).is_directory()) {
-        inodes_[plan].links = 2;  // its name and its "."
-        ++inodes_[i].links;       // its ".."
-      } else {
-        ++inodes_[plan].links;
-      }
+      ++inodes_[plan].links;  // "." and ".." are links too
     }
   }
   return absl::OkStatus();
@@ -201,6 +167,8 @@ absl::Status Builder::PlanInodes() {
 absl::Status Builder::PlanInode(InodeIndex index) {
   const Inode& inode = tree_.inode(index);
   PlannedInode planned = {.index = index};
+  if (inode.is_regular()) planned.size = inode.size;
+  if (inode.is_symlink()) planned.size = inode.target.size();
   RETURN_IF_ERROR(CheckInode(inode));
   ASSIGN_OR_RETURN(planned.xattrs, xattrs_.Add(inode.xattrs));
   if (inode.is_regular() && inode.size > 0) {
@@ -228,9 +196,6 @@ void Builder::PlaceInode(PlannedInode& planned) {
   const Inode& inode = tree_.inode(planned.index);
   constexpr uint64_t kMax16 = std::numeric_limits<uint16_t>::max();
   constexpr uint64_t kMax32 = std::numeric_limits<uint32_t>::max();
-  if (inode.is_regular()) planned.size = inode.size;
-  if (inode.is_symlink()) planned.size = inode.target.size();
-  if (inode.is_directory()) planned.size = DirectorySize(EntriesWithDots(tree_, planned.index));
   planned.extended = inode.uid > kMax16 || inode.gid > kMax16 || planned.links > kMax16 ||
                      planned.size > kMax32 || inode.mtime != build_time_;
   planned.xattr_size = xattrs_.AreaSize(planned.xattrs);

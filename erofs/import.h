@@ -44,11 +44,10 @@ using TarReadFunction = std::function<absl::StatusOr<size_t>(std::span<std::byte
 //
 //  - Paths are bytes. "." and ".." are resolved in the text and never lead above the root. A parent
 //    that is a symbolic link of this archive is followed inside the root; one that is another kind
-//    of file is an error; a missing one is made (mode 0755, owner 0:0, time 0). The entry of "."
-//    gives the root its attributes.
+//    of file is an error; a missing one is made (mode 0755, owner 0:0, time 0) and marked with
+//    kImpliedXattr (merge.h), as is the root of an archive without an entry for ".".
 //  - A later entry of the same path replaces an earlier one and all below it; a directory again
-//  only
-//    changes its attributes, and keeps xattrs that the later entry does not mention.
+//    only changes its attributes, and keeps xattrs that the later entry does not mention.
 //  - A hard link must lead to something that came before, other than a directory; it keeps the
 //    attributes of that.
 //  - Whiteouts (image-spec, layer.md): ".wh.NAME" becomes an overlayfs whiteout, a character device

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <absl/container/flat_hash_set.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include "erofs/file_content.h"
 #include "erofs/import.h"
 #include "erofs/import_xattrs.h"
+#include "erofs/merge.h"
 #include "erofs/posix_acl.h"
 #include "erofs/tar_reader.h"
 
@@ -96,6 +98,8 @@ class TarImporter {
   // comes. So they are applied when all entries are there.
   std::vector<std::pair<InodeIndex, std::string>> whiteouts_;
   std::vector<InodeIndex> opaque_directories_;
+  // Directories without an entry of their own so far.
+  absl::flat_hash_set<InodeIndex> implied_directories_ = {Tree::kRoot};
   uint64_t memory_ = 0;
   // Most entries have the same parent as the one before.
   std::string last_path_;
@@ -110,6 +114,9 @@ absl::StatusOr<Tree> TarImporter::Run() {
   }
   RETURN_IF_ERROR(reader_.Drain());
   RETURN_IF_ERROR(ApplyWhiteouts());
+  for (const InodeIndex directory : implied_directories_) {
+    SetXattr(tree_.inode(directory), kImpliedXattr, "y");
+  }
   return std::move(tree_);
 }
 
@@ -227,6 +234,7 @@ absl::StatusOr<std::vector<Extent>> TarImporter::StoreContent(const TarEntry& en
 }
 
 void TarImporter::UpdateDirectory(InodeIndex directory, Inode inode) {
+  implied_directories_.erase(directory);
   Inode& existing = tree_.inode(directory);
   for (Xattr& xattr : existing.xattrs) {
     if (xattr.name == kAccessAclXattr || xattr.name == kDefaultAclXattr) continue;
@@ -273,6 +281,7 @@ absl::StatusOr<InodeIndex> TarImporter::WalkTo(std::string_view path, bool creat
       implied.mode = S_IFDIR | 0755;
       RETURN_IF_ERROR(Charge(implied, part));
       ASSIGN_OR_RETURN(next, tree_.Create(directory, part, std::move(implied)));
+      implied_directories_.insert(*next);
     }
     const Inode& inode = tree_.inode(*next);
     if (inode.is_directory()) {

@@ -13,7 +13,8 @@ namespace lamina::erofs {
 namespace {
 
 constexpr std::array<std::string_view, 3> kNamespaces = {"user.", "trusted.", "security."};
-constexpr std::array<std::string_view, 2> kOverlayPrefixes = {"trusted.overlay.", "user.overlay."};
+constexpr std::array<std::string_view, 3> kLayerPrefixes = {"trusted.overlay.", "user.overlay.",
+                                                            "trusted.lamina."};
 
 bool StartsWithAny(std::string_view name, const auto& prefixes) {
   return std::any_of(prefixes.begin(), prefixes.end(),
@@ -23,7 +24,7 @@ bool StartsWithAny(std::string_view name, const auto& prefixes) {
 bool IsKept(const Inode& inode, std::string_view name) {
   if (name == kAccessAclXattr) return !inode.is_symlink();
   if (name == kDefaultAclXattr) return inode.is_directory();
-  if (StartsWithAny(name, kOverlayPrefixes)) return false;
+  if (StartsWithAny(name, kLayerPrefixes)) return false;
   if (name.starts_with("user.")) return inode.is_regular() || inode.is_directory();
   return StartsWithAny(name, kNamespaces);
 }

@@ -17,14 +17,12 @@ inline constexpr std::string_view kOpaqueXattr = "trusted.overlay.opaque";
 // Brings the xattrs of a new inode, whose type and mode are set, into the form that the kernel
 // would have kept, sorted by name:
 //  - only user.*, trusted.*, security.* and POSIX ACLs stay. Other name spaces (com.apple.*, ...)
-//  are
-//    dropped, as extraction on Linux would.
-//  - trusted.overlay.* and user.overlay.* are dropped: they are instructions to overlayfs, such as
-//    to show another directory in place of this one, and a layer must not give any. Opaque
-//    directories come from ".wh..wh..opq" alone.
+//    are dropped, as extraction on Linux would.
+//  - trusted.overlay.*, user.overlay.* and trusted.lamina.* are dropped: they are instructions for
+//    stacking layers, such as to show another directory in place of this one, and a layer must not
+//    give any. Opaque directories come from ".wh..wh..opq" alone.
 //  - user.* is kept on regular files and directories only, a default ACL on directories only, and
-//  no
-//    ACL on a symbolic link (xattr(7), acl(5)).
+//    no ACL on a symbolic link (xattr(7), acl(5)).
 //  - the permission bits become those of the access ACL, which goes if it says nothing more.
 // Fails with kInvalidArgument on names and values that no file can have, and on invalid ACLs.
 absl::Status NormalizeXattrs(Inode& inode);

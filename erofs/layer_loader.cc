@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "erofs/merge.h"
+
 namespace lamina::erofs {
 namespace {
 
@@ -19,6 +21,16 @@ constexpr std::string_view kOverlayPrefixes[] = {"trusted.overlay.", "user.overl
 bool IsOverlayXattr(const Xattr& xattr) {
   return std::any_of(std::begin(kOverlayPrefixes), std::end(kOverlayPrefixes),
                      [&](std::string_view prefix) { return xattr.name.starts_with(prefix); });
+}
+
+// What only has a meaning between layers.
+bool IsLayerXattr(const Xattr& xattr) {
+  return IsOverlayXattr(xattr) || xattr.name == kImpliedXattr;
+}
+
+bool IsImplied(const Inode& inode) {
+  return std::any_of(inode.xattrs.begin(), inode.xattrs.end(),
+                     [](const Xattr& xattr) { return xattr.name == kImpliedXattr; });
 }
 
 // The value of an overlayfs xattr, or nothing.
@@ -66,9 +78,13 @@ class Loader {
 
   absl::Status LoadDirectory(const Directory& directory);
   absl::Status LoadEntry(const Directory& directory, const Reader::Entry& entry);
+  absl::Status LoadFile(const Directory& directory, const Reader::Entry& entry,
+                        const InodeInfo& info);
   absl::Status LoadSubdirectory(const Directory& parent, const Reader::Entry& entry,
-                                const InodeInfo& info, Inode inode);
+                                const InodeInfo& info);
   absl::StatusOr<Inode> LoadInode(const InodeInfo& info);
+  // Gives a directory its attributes, without what only has a meaning between layers.
+  void SetInode(InodeIndex directory, Inode inode);
   absl::Status LoadExtents(const InodeInfo& info, Inode& inode);
 
   // Account for metadata that belongs to one inode alone, and for what many can refer to. Without
@@ -93,8 +109,7 @@ absl::Status Loader::Load() {
       tree_.Remove(Tree::kRoot, entry.name);
     }
   }
-  if (slot_.has_value()) std::erase_if(root.xattrs, IsOverlayXattr);
-  tree_.inode(Tree::kRoot) = std::move(root);
+  if (!slot_.has_value() || !IsImplied(root)) SetInode(Tree::kRoot, std::move(root));
   loaded_[info.nid] = Tree::kRoot;
   pending_.push_back({info, Tree::kRoot, info.nid, tree_.entry_count(Tree::kRoot) == 0});
   while (!pending_.empty()) {
@@ -113,75 +128,76 @@ absl::Status Loader::LoadDirectory(const Directory& directory) {
     if (entry.name <= previous) {
       status = absl::DataLossError(fmt::format("directory {}: \"{}\" after \"{}\"",
                                                directory.info.nid, entry.name, previous));
-    } else {
-      status = LoadEntry(directory, entry);
+      return false;
     }
     previous = entry.name;
-    return status.ok();
+    status = LoadEntry(directory, entry);
+    if (status.ok()) return true;
+    status = Annotate(status, tree_.PathOf(directory.index, entry.name));
+    return false;
   }));
   return status;
 }
 
 absl::Status Loader::LoadEntry(const Directory& directory, const Reader::Entry& entry) {
-  const auto annotate = [&](absl::Status status) {
-    return status.ok() ? status : Annotate(status, tree_.PathOf(directory.index, entry.name));
-  };
   if (entry.name == "." || entry.name == "..") {
     const Nid expected = entry.name == "." ? directory.info.nid : directory.parent;
     if (entry.nid == expected) return absl::OkStatus();
-    return annotate(
-        absl::DataLossError(fmt::format("leads to inode {} instead of {}", entry.nid, expected)));
+    return absl::DataLossError(fmt::format("leads to inode {} instead of {}", entry.nid, expected));
   }
-  absl::StatusOr<InodeInfo> info = reader_.ReadInode(entry.nid);
-  if (!info.ok()) return annotate(info.status());
-  if (entry.type != DT_UNKNOWN && entry.type != IFTODT(info->mode)) {
-    return annotate(
-        absl::DataLossError(fmt::format("entry of type {} for mode {:o}", entry.type, info->mode)));
+  ASSIGN_OR_RETURN(const InodeInfo info, reader_.ReadInode(entry.nid));
+  if (entry.type != DT_UNKNOWN && entry.type != IFTODT(info.mode)) {
+    return absl::DataLossError(
+        fmt::format("entry of type {} for mode {:o}", entry.type, info.mode));
   }
-  InodeIndex& loaded = loaded_[entry.nid];
-  if (loaded == kNotLoaded) {
-    absl::StatusOr<Inode> inode = LoadInode(*info);
-    if (!inode.ok()) return annotate(inode.status());
-    const bool whiteout = slot_.has_value() && IsAnyWhiteout(*inode);
-    if (inode->is_directory()) {
-      return annotate(LoadSubdirectory(directory, entry, *info, *std::move(inode)));
-    }
-    if (!directory.fresh) tree_.Remove(directory.index, entry.name);
-    if (whiteout) {
-      loaded = kWhiteout;
-      return absl::OkStatus();
-    }
-    if (slot_.has_value()) std::erase_if(inode->xattrs, IsOverlayXattr);
-    absl::StatusOr<InodeIndex> created =
-        tree_.Create(directory.index, entry.name, *std::move(inode));
-    if (created.ok()) loaded = *created;
-    return annotate(created.status());
-  }
-  if (info->is_directory()) {
-    return annotate(absl::DataLossError(fmt::format("directory {} in two places", entry.nid)));
+  const bool is_new = loaded_[entry.nid] == kNotLoaded;
+  if (info.is_directory()) {
+    if (is_new) return LoadSubdirectory(directory, entry, info);
+    return absl::DataLossError(fmt::format("directory {} in two places", entry.nid));
   }
   if (!directory.fresh) tree_.Remove(directory.index, entry.name);
-  if (loaded == kWhiteout) return absl::OkStatus();
-  return annotate(tree_.Link(directory.index, entry.name, loaded));
+  if (is_new) return LoadFile(directory, entry, info);
+  if (loaded_[entry.nid] == kWhiteout) return absl::OkStatus();
+  return tree_.Link(directory.index, entry.name, loaded_[entry.nid]);
+}
+
+absl::Status Loader::LoadFile(const Directory& directory, const Reader::Entry& entry,
+                              const InodeInfo& info) {
+  ASSIGN_OR_RETURN(Inode inode, LoadInode(info));
+  if (slot_.has_value() && IsAnyWhiteout(inode)) {
+    loaded_[entry.nid] = kWhiteout;
+    return absl::OkStatus();
+  }
+  if (slot_.has_value()) std::erase_if(inode.xattrs, IsLayerXattr);
+  ASSIGN_OR_RETURN(loaded_[entry.nid], tree_.Create(directory.index, entry.name, std::move(inode)));
+  return absl::OkStatus();
 }
 
 absl::Status Loader::LoadSubdirectory(const Directory& parent, const Reader::Entry& entry,
-                                      const InodeInfo& info, Inode inode) {
+                                      const InodeInfo& info) {
+  ASSIGN_OR_RETURN(Inode inode, LoadInode(info));
   std::optional<InodeIndex> lower;
   if (!parent.fresh) lower = tree_.Find(parent.index, entry.name);
-  const bool joins = lower.has_value() && tree_.inode(*lower).is_directory() && !IsOpaque(inode);
-  if (slot_.has_value()) std::erase_if(inode.xattrs, IsOverlayXattr);
+  const bool over_directory = lower.has_value() && tree_.inode(*lower).is_directory();
+  const bool joins = over_directory && !IsOpaque(inode);
+  if (over_directory && IsImplied(inode)) inode = tree_.inode(*lower);
   Directory directory = {.info = info, .parent = parent.info.nid, .fresh = !joins};
   if (joins) {
-    tree_.inode(*lower) = std::move(inode);
     directory.index = *lower;
   } else {
     if (lower.has_value()) tree_.Remove(parent.index, entry.name);
-    ASSIGN_OR_RETURN(directory.index, tree_.Create(parent.index, entry.name, std::move(inode)));
+    ASSIGN_OR_RETURN(directory.index,
+                     tree_.Create(parent.index, entry.name, Inode{.mode = inode.mode}));
   }
+  SetInode(directory.index, std::move(inode));
   loaded_[info.nid] = directory.index;
   pending_.push_back(directory);
   return absl::OkStatus();
+}
+
+void Loader::SetInode(InodeIndex directory, Inode inode) {
+  if (slot_.has_value()) std::erase_if(inode.xattrs, IsLayerXattr);
+  tree_.inode(directory) = std::move(inode);
 }
 
 absl::StatusOr<Inode> Loader::LoadInode(const InodeInfo& info) {

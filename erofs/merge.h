@@ -7,11 +7,17 @@
 #define LAMINA_EROFS_MERGE_H_
 
 #include <span>
+#include <string_view>
 
 #include "erofs/reader.h"
 #include "erofs/tree.h"
 
 namespace lamina::erofs {
+
+// Marks a directory of a layer that exists only because something is in it: the archive had no
+// entry for the directory itself, so it says nothing of its mode, owner, times or xattrs. A merge
+// takes those of the directory below.
+inline constexpr std::string_view kImpliedXattr = "trusted.lamina.implied";
 
 // `layers` go from the lowest to the uppermost. Each refers to its content as device slot 1; in the
 // result layer i's content is slot i + 1, so the caller's device table is one device a layer. Hard

@@ -39,9 +39,8 @@ struct AclEntry {
 using PosixAcl = std::vector<AclEntry>;
 
 // Users and groups must have numbers: "user:1000:r-x", or with a name before it as libarchive
-// writes
-// ("user:joe:r-x:1000"). Of bare names only "root" is understood, because what others stand for
-// depends on the machine. Fails if the result is not valid.
+// writes ("user:joe:r-x:1000"). Of bare names only "root" is understood, because what others stand
+// for depends on the machine. Fails if the result is not valid.
 absl::StatusOr<PosixAcl> ParseAclText(std::string_view text);
 
 absl::StatusOr<PosixAcl> ParseAclXattr(std::string_view value);

@@ -11,14 +11,9 @@ constexpr std::string_view kBlanks("\0 ", 2);
 
 absl::StatusOr<int64_t> ParseBinary(std::string_view field) {
   // The first bit is the mark, the second the sign.
-  const bool negative = (field[0] & 0x40) != 0;
-  __int128 value = negative ? -1 : 0;
-  for (size_t i = 0; i < field.size(); ++i) {
-    auto byte = static_cast<uint8_t>(field[i]);
-    if (i == 0) byte = static_cast<uint8_t>(negative ? byte | 0x80 : byte & 0x7f);
-    value = value * 256 + byte;
-    if (i == 0 && negative) value = static_cast<int8_t>(byte);
-  }
+  const int first = static_cast<uint8_t>(field[0]);
+  __int128 value = (first & 0x3f) - (first & 0x40);
+  for (char byte : field.substr(1)) value = value * 256 + static_cast<uint8_t>(byte);
   if (value < std::numeric_limits<int64_t>::min() || value > std::numeric_limits<int64_t>::max()) {
     return absl::OutOfRangeError("base-256 number of more than 64 bits");
   }

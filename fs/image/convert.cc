@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fs/image/convert.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <map>
+#include <system_error>
 #include <tuple>
 
-#include "erofs/builder.h"
 #include "erofs/import.h"
 #include "fs/image/json.h"
 #include "fs/image/layer_stream.h"
+#include "fs/image/layer_writer.h"
 #include "fs/image/layout_writer.h"
 #include "fs/image/reference.h"
 #include "fs/image/source.h"
@@ -17,32 +21,13 @@
 namespace lamina::fs {
 namespace {
 
+namespace stdfs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 constexpr Clock::duration kProgressInterval = std::chrono::milliseconds(100);
 
-// Hands file content from the importers of erofs/ to a blob, and its places back.
-class BlobSink : public erofs::ContentSink {
- public:
-  explicit BlobSink(chunkstore::BlobWriter& blob) : blob_(blob) {}
-
-  absl::Status BeginFile(uint64_t size) override { return blob_.BeginFile(size); }
-  absl::Status Append(std::span<const std::byte> data) override { return blob_.Append(data); }
-  absl::Status AppendHole(uint64_t length) override { return blob_.AppendHole(length); }
-
-  absl::StatusOr<std::vector<erofs::Extent>> EndFile() override {
-    ASSIGN_OR_RETURN(const std::vector<chunkstore::Placement> placements, blob_.EndFile());
-    std::vector<erofs::Extent> extents;
-    extents.reserve(placements.size());
-    for (const chunkstore::Placement& placement : placements) {
-      extents.push_back({placement.offset, placement.length, kBlobSlot, placement.block});
-    }
-    return extents;
-  }
-
- private:
-  static constexpr uint16_t kBlobSlot = 1;  // in the layer's device table
-  chunkstore::BlobWriter& blob_;
-};
+chunkstore::BlobWriterOptions BlobOptions(const ConvertOptions& options) {
+  return {.level = options.level, .jobs = options.jobs};
+}
 
 class ProgressMeter {
  public:
@@ -71,43 +56,26 @@ class ProgressMeter {
   Clock::time_point last_call_;
 };
 
-// A UUID (RFC 9562, version 8: made by a rule of our own) from a digest, so that it says nothing
-// but what the content says. overlayfs wants layers to have different ones.
-std::array<uint8_t, 16> UuidFrom(const Digest& digest) {
-  std::array<uint8_t, 16> uuid{};
-  std::copy_n(digest.bytes.begin(), uuid.size(), uuid.begin());
-  uuid[6] = (uuid[6] & 0x0f) | 0x80;
-  uuid[8] = (uuid[8] & 0x3f) | 0x80;
-  return uuid;
-}
+// Tells how much of a directory has been read. Its size is not known in advance.
+class ProgressSink : public erofs::ContentSink {
+ public:
+  ProgressSink(erofs::ContentSink& sink, ProgressMeter& progress)
+      : sink_(sink), progress_(progress) {}
 
-uint64_t CountInodes(const erofs::Tree& tree) {
-  uint64_t count = 0;
-  for (erofs::InodeIndex i = 0; i < tree.inode_limit(); ++i) count += tree.link_count(i) != 0;
-  return count;
-}
+  absl::Status BeginFile(uint64_t size) override { return sink_.BeginFile(size); }
+  absl::Status Append(std::span<const std::byte> data) override {
+    bytes_ += data.size();
+    progress_.Update(bytes_);
+    return sink_.Append(data);
+  }
+  absl::Status AppendHole(uint64_t length) override { return sink_.AppendHole(length); }
+  absl::StatusOr<std::vector<erofs::Extent>> EndFile() override { return sink_.EndFile(); }
 
-// Writes one layer blob into `output`. `import` reads the content; `identity` names what was read
-// for the UUID, and is the content's own digest where there is no other.
-absl::StatusOr<ConvertedLayer> WriteLayer(
-    LayoutWriter& output, const ConvertOptions& options, const std::optional<Digest>& identity,
-    const std::function<absl::StatusOr<erofs::Tree>(erofs::ContentSink&)>& import) {
-  ASSIGN_OR_RETURN(LayoutWriter::StagedFile file, output.CreateFile());
-  ASSIGN_OR_RETURN(const std::unique_ptr<chunkstore::BlobWriter> blob,
-                   chunkstore::BlobWriter::Create(std::move(file.fd),
-                                                  {.level = options.level, .jobs = options.jobs}));
-  BlobSink sink(*blob);
-  ASSIGN_OR_RETURN(const erofs::Tree tree, import(sink));
-  const Digest content = blob->content_digest();
-  ASSIGN_OR_RETURN(
-      const std::string metadata,
-      erofs::BuildImage(tree, {.devices = {{.tag = content.Hex(), .blocks = blob->blocks()}},
-                               .uuid = UuidFrom(identity.value_or(content))}));
-  ConvertedLayer layer{.files = CountInodes(tree)};
-  ASSIGN_OR_RETURN(layer.blob, blob->Finish(AsBytes(metadata)));
-  RETURN_IF_ERROR(output.AddBlob(file.path, layer.blob.digest));
-  return layer;
-}
+ private:
+  erofs::ContentSink& sink_;
+  ProgressMeter& progress_;
+  uint64_t bytes_ = 0;
+};
 
 // Damaged content shows in many ways, in the decompressor or in the tar reader. That it is not what
 // the manifest promised is the cause to name.
@@ -129,13 +97,14 @@ absl::StatusOr<ConvertedLayer> ConvertLayer(LayoutWriter& output, const ConvertO
     progress.Update(stream->source_bytes_read());
     return stream->Read(into);
   };
-  absl::StatusOr<ConvertedLayer> converted =
-      WriteLayer(output, options, layer.diff_id,
+  absl::StatusOr<WrittenLayer> written =
+      WriteLayer(output, BlobOptions(options), layer.diff_id,
                  [&](erofs::ContentSink& sink) { return erofs::ImportTar(read, sink); });
-  if (!converted.ok()) return ExplainFailure(converted.status(), layer);
-  converted->source_digest = stream->digest();
-  converted->source_size = layer.content.size;
-  return converted;
+  if (!written.ok()) return ExplainFailure(written.status(), layer);
+  return ConvertedLayer{.source_digest = stream->digest(),
+                        .source_size = layer.content.size,
+                        .files = written->inodes,
+                        .blob = written->blob};
 }
 
 oci::Descriptor LayerDescriptor(const ConvertedLayer& layer) {
@@ -232,21 +201,43 @@ std::string MakeConfig(const oci::Platform& platform, const Digest& layer) {
   return oci::ToCanonicalJson(config);
 }
 
+// A layout inside the directory would be read while it is written. On another file system it is not
+// in the way, as the import does not cross mounts.
+absl::Status CheckIsOutside(const std::string& layout, const std::string& directory) {
+  std::error_code error;
+  const stdfs::path inner = stdfs::weakly_canonical(layout, error);
+  const stdfs::path outer = stdfs::weakly_canonical(directory, error);
+  const bool is_inside =
+      std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
+  struct stat inner_info {};
+  struct stat outer_info {};
+  const bool same_device = ::stat(inner.parent_path().c_str(), &inner_info) == 0 &&
+                           ::stat(outer.c_str(), &outer_info) == 0 &&
+                           inner_info.st_dev == outer_info.st_dev;
+  if (!is_inside || !same_device) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      fmt::format("the destination {} is inside the directory to convert", layout));
+}
+
 absl::StatusOr<ConvertResult> ConvertDirectory(const ConvertOptions& options,
                                                const ImageReference& reference,
                                                const ImageReference& destination) {
+  RETURN_IF_ERROR(CheckIsOutside(destination.path, reference.path));
   ASSIGN_OR_RETURN(const std::unique_ptr<LayoutWriter> output,
                    LayoutWriter::Create(destination.path));
   ProgressMeter progress(options, 1, 0);
   progress.BeginLayer(0);
-  ASSIGN_OR_RETURN(ConvertedLayer layer,
-                   WriteLayer(*output, options, std::nullopt,
+  ASSIGN_OR_RETURN(const WrittenLayer written,
+                   WriteLayer(*output, BlobOptions(options), std::nullopt,
                               [&](erofs::ContentSink& sink) {
-                                return erofs::ImportDirectory(reference.path, sink);
+                                ProgressSink counted(sink, progress);
+                                return erofs::ImportDirectory(reference.path, counted);
                               }),
                    "directory {}", reference.path);
-  layer.source_digest = layer.blob.digest;
-  layer.source_size = layer.blob.content_bytes;
+  const ConvertedLayer layer{.source_digest = written.blob.digest,
+                             .source_size = written.blob.content_bytes,
+                             .files = written.inodes,
+                             .blob = written.blob};
   progress.Update(layer.source_size);
 
   const oci::Platform platform = options.platform.value_or(oci::Platform::Host());

@@ -2,8 +2,7 @@
 //
 // The archive that `docker save` writes: manifest.json lists images, each with the names of its
 // configuration and layers in the archive (moby, image/spec/v1.2.md). Docker before version 25
-// wrote
-// "<id>/layer.tar", with links where layers are equal; later ones write "blobs/sha256/<hex>".
+// wrote "<id>/layer.tar", with links where layers are equal; later ones write "blobs/sha256/<hex>".
 #ifndef LAMINA_FS_IMAGE_DOCKER_ARCHIVE_H_
 #define LAMINA_FS_IMAGE_DOCKER_ARCHIVE_H_
 

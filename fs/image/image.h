@@ -27,9 +27,9 @@ struct Image {
   std::shared_ptr<chunkstore::Origin> origin;
 };
 
-// `reference` is "oci:DIR[:TAG]". A manifest for which the index tells no platform is taken for
-// any. kNotFound if there is no such image; kFailedPrecondition, with the command to run, if the
-// image is there but not converted.
+// `reference` is "oci:DIR[:TAG]"; where that is for several platforms, `platform` decides.
+// kNotFound if there is no such image; kFailedPrecondition, with the command to run, if the image
+// is there but not converted.
 absl::StatusOr<Image> OpenImage(std::string_view reference, const oci::Platform& platform);
 
 }  // namespace lamina::fs

@@ -32,9 +32,9 @@ class Checker : public json::json_sax_t {
   bool end_array() override { return Ascend(); }
 
   bool key(string_t& name) override {
-    if (keys_.back().insert(name).second) return true;
-    problem_ = fmt::format("the key '{}' is there twice in one object", name);
-    return false;
+    const bool is_new = keys_.back().insert(name).second;
+    if (!is_new) problem_ = fmt::format("the key '{}' is there twice in one object", name);
+    return is_new;
   }
 
   bool parse_error(std::size_t position, const std::string&,
@@ -46,9 +46,9 @@ class Checker : public json::json_sax_t {
  private:
   bool Descend() {
     keys_.emplace_back();
-    if (keys_.size() <= kMaxDepth) return true;
-    problem_ = fmt::format("nested more than {} deep", kMaxDepth);
-    return false;
+    const bool is_allowed = keys_.size() <= kMaxDepth;
+    if (!is_allowed) problem_ = fmt::format("nested more than {} deep", kMaxDepth);
+    return is_allowed;
   }
   bool Ascend() {
     keys_.pop_back();

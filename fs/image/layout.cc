@@ -18,9 +18,16 @@ bool IsIndex(const Descriptor& descriptor) {
   return descriptor.media_type == oci::kIndexType || descriptor.media_type == oci::kDockerIndexType;
 }
 
-bool IsManifest(const Descriptor& descriptor) {
-  return descriptor.media_type == oci::kManifestType ||
-         descriptor.media_type == oci::kDockerManifestType;
+// BuildKit keeps attestations beside images, as manifests for the platform unknown/unknown.
+bool IsImage(const Descriptor& descriptor) {
+  const bool is_manifest = descriptor.media_type == oci::kManifestType ||
+                           descriptor.media_type == oci::kDockerManifestType;
+  return is_manifest && !(descriptor.platform && descriptor.platform->os == "unknown");
+}
+
+bool AllTheSame(const std::vector<Descriptor>& manifests) {
+  return std::ranges::all_of(manifests,
+                             [&](const Descriptor& m) { return m.digest == manifests[0].digest; });
 }
 
 std::string TagOf(const Descriptor& descriptor) {
@@ -117,7 +124,7 @@ absl::StatusOr<std::vector<Descriptor>> Layout::CollectManifests(
   while (!entries.empty()) {
     const Descriptor entry = std::move(entries.back());
     entries.pop_back();
-    if (IsManifest(entry)) manifests.push_back(entry);
+    if (IsImage(entry)) manifests.push_back(entry);
     if (!IsIndex(entry)) continue;
     if (++indexes > kMaxIndexes) {
       return absl::ResourceExhaustedError(
@@ -150,14 +157,12 @@ absl::StatusOr<Descriptor> Layout::FindManifest(std::string_view tag,
   std::erase_if(matching, [&](const Descriptor& manifest) {
     return manifest.platform && !platform.Matches(*manifest.platform);
   });
-  const bool all_same = std::all_of(matching.begin(), matching.end(), [&](const Descriptor& m) {
-    return m.digest == matching[0].digest;
-  });
+  if (matching.empty() && AllTheSame(manifests)) matching = manifests;
   if (matching.empty()) {
     return absl::NotFoundError(fmt::format("{}: no image for the platform {}; there is {}", path_,
                                            platform.ToString(), ListPlatforms(manifests)));
   }
-  if (!all_same) {
+  if (!AllTheSame(matching)) {
     return absl::NotFoundError(
         fmt::format("{}: {} images fit the platform {} ({}); name one that only one of them fits",
                     path_, matching.size(), platform.ToString(), ListPlatforms(matching)));

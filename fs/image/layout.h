@@ -33,9 +33,9 @@ class Layout {
   static absl::StatusOr<Layout> OpenDirectory(const std::string& directory);
   static absl::StatusOr<Layout> OpenArchive(const std::string& file);
 
-  // The manifest of the image `tag`, or of the only image if the tag is empty. Where there is a
-  // choice of platforms, `platform` decides; a manifest for which no platform is given is taken for
-  // any. kNotFound says what there is instead.
+  // The manifest of the image `tag`, or of the only image if the tag is empty. Where an image is
+  // for several platforms, `platform` decides; a manifest for which no platform is given fits any.
+  // An image for one platform is taken as it is. kNotFound says what there is instead.
   absl::StatusOr<oci::Descriptor> FindManifest(std::string_view tag,
                                                const oci::Platform& platform) const;
 

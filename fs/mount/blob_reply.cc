@@ -52,16 +52,18 @@ absl::Status CopyContent(std::span<const ContentPiece> pieces, std::span<std::by
 }
 
 // Always EIO: a reader must not take a missing blob (kNotFound) for a missing file.
-void ReplyError(fuse_req_t request, const absl::Status& status, ReadStats& stats) {
+void ReplyError(fuse_req_t request, ReadStats& stats) {
   stats.failed_requests.fetch_add(1, std::memory_order_relaxed);
-  spdlog::warn("read failed: {}", std::string(status.message()));
   ::fuse_reply_err(request, EIO);
 }
 
 void ReplyByCopy(fuse_req_t request, std::span<const ContentPiece> pieces,
                  std::span<std::byte> buffer, ReadStats& stats) {
   const absl::Status status = CopyContent(pieces, buffer);
-  if (!status.ok()) return ReplyError(request, status, stats);
+  if (!status.ok()) {
+    spdlog::warn("read failed: {}", std::string(status.message()));
+    return ReplyError(request, stats);
+  }
   ::fuse_reply_buf(request, reinterpret_cast<const char*>(buffer.data()), buffer.size());
 }
 
@@ -126,13 +128,13 @@ class PendingReply {
   void Finish(const absl::Status& status) {
     {
       std::lock_guard lock(mutex_);
-      if (error_.ok()) error_ = status;
+      failed_ = failed_ || !status.ok();
       if (--unfinished_ > 0) return;
     }
-    if (error_.ok()) {
+    if (!failed_) {
       ReplyByCopy(request_, pieces_, *stats_);
     } else {
-      ReplyError(request_, error_, *stats_);
+      ReplyError(request_, *stats_);  // the store has logged it, once for all who waited
     }
     stats_->miss_latency.Add(Clock::now() - start_);
     // Blobs may be the store's last: they go before the session that whoever stops us waits for.
@@ -148,7 +150,7 @@ class PendingReply {
 
   std::mutex mutex_;
   size_t unfinished_ = 0;
-  absl::Status error_;
+  bool failed_ = false;
 };
 
 }  // namespace

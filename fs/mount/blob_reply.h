@@ -26,7 +26,7 @@ struct ContentPiece {
 
 // Answers `request` with `pieces` one after the other, each inside its data file. If content must
 // be fetched first it returns at once and the answer goes out from a thread of the store; if that
-// fails the reader gets EIO and the log says why.
+// fails the reader gets EIO; the store logs why.
 void ReplyWithContent(fuse_req_t request, std::span<const ContentPiece> pieces,
                       const std::shared_ptr<chunkstore::ReadStats>& stats);
 

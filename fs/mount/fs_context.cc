@@ -43,7 +43,9 @@ absl::Status FsContext::SetString(const std::string& key, const std::string& val
 }
 
 absl::Status FsContext::SetPath(const std::string& key, const std::string& path) {
-  if (path.size() <= kMaxValueLength) return SetString(key, path);
+  // overlayfs takes a backslash for an escape character in some of its options.
+  const bool usable = path.size() <= kMaxValueLength && path.find('\\') == std::string::npos;
+  if (usable) return SetString(key, path);
   ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(path, O_PATH));
   paths_.push_back(std::move(fd));
   return SetString(key, fmt::format("/proc/self/fd/{}", paths_.back().get()));

@@ -22,7 +22,7 @@ class FsContext {
   absl::Status SetFlag(const std::string& key);
   // The kernel takes values of up to 255 bytes.
   absl::Status SetString(const std::string& key, const std::string& value);
-  // Sets an option to the file or directory at `path`, however long the path is.
+  // Sets an option to the file or directory at `path`, however long or odd the path is.
   absl::Status SetPath(const std::string& key, const std::string& path);
   // Makes the file system and a mount of it that is attached nowhere; closing the descriptor
   // unmounts. `attributes` are MOUNT_ATTR_* of fsmount(2).

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fs/mount/fuse_session.h"
 
+#include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstdlib>
 #include <string>
 
 #include "fs/mount/mountinfo.h"
@@ -58,8 +62,8 @@ absl::StatusOr<std::unique_ptr<FuseSession>> FuseSession::Start(const Options& o
   // For a path of this form libfuse mounts nothing and takes the descriptor over.
   ::fuse_session_mount(self->session_, fmt::format("/dev/fd/{}", device.Release()).c_str());
   ASSIGN_OR_RETURN(const auto info, FindMountAt(self->mountpoint_));
-  if (info) self->mount_id_ = info->id;
-  RETURN_IF_ERROR(self->StartLoop(), "mount FUSE at {}", mount.mountpoint);
+  if (info) self->device_ = info->device;
+  RETURN_IF_ERROR(self->StartThreads(), "mount FUSE at {}", mount.mountpoint);
   return self;
 }
 
@@ -70,7 +74,7 @@ FuseSession::~FuseSession() {
   if (session_ == nullptr) return;
   // While requests are still answered, because fusermount3 looks at the directory.
   if (StillMounted()) Unmount(mountpoint_, /*detach=*/true).IgnoreError();
-  if (thread_.joinable()) StopLoop();
+  StopThreads();
   {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return replies_ == 0; });
@@ -81,21 +85,21 @@ FuseSession::~FuseSession() {
 void FuseSession::Init(void* self, fuse_conn_info* connection) {
   FuseSession& session = *static_cast<FuseSession*>(self);
   connection->want |= session.wanted_ & connection->capable;
+  session.capabilities_ = session.wanted_ & connection->capable;
   // What is served never changes, so cached data need not be dropped when attributes are read anew.
   connection->want &= ~FUSE_CAP_AUTO_INVAL_DATA;
   connection->max_background = kMaxBackground;
   connection->congestion_threshold = kMaxBackground;
-  // For the few capabilities that are used without being asked for (FUSE_CAP_NO_OPEN_SUPPORT).
-  session.capabilities_ = connection->capable;
   std::lock_guard lock(session.mutex_);
   session.initialized_ = true;
   session.changed_.notify_all();
 }
 
-absl::Status FuseSession::StartLoop() {
+absl::Status FuseSession::StartThreads() {
+  buffers_.resize(ThreadCount());
   {
     const BlockedSignals blocked;
-    thread_ = std::thread([this] { Loop(); });
+    for (fuse_buf& buffer : buffers_) threads_.emplace_back([&] { Serve(buffer); });
   }
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return initialized_ || ended_; });
@@ -103,32 +107,39 @@ absl::Status FuseSession::StartLoop() {
   return absl::OkStatus();
 }
 
-void FuseSession::Loop() {
-  fuse_loop_config* config = ::fuse_loop_cfg_create();
-  ::fuse_loop_cfg_set_max_threads(config, ThreadCount());
-  ::fuse_loop_cfg_set_idle_threads(config, ThreadCount());  // none is ever ended early
-  ::fuse_session_loop_mt(session_, config);
-  ::fuse_loop_cfg_destroy(config);
-  // The loop takes the mark back when it ends. With it libfuse does not complain of replies that
-  // find the connection gone.
-  ::fuse_session_exit(session_);
+// libfuse's own loop (fuse_session_loop_mt) starts threads as it goes, and once its last request
+// has been answered nothing makes it look whether it should end.
+void FuseSession::Serve(fuse_buf& buffer) {
+  ::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, nullptr);
+  for (;;) {
+    ::pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, nullptr);
+    const int length = ::fuse_session_receive_buf(session_, &buffer);
+    ::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, nullptr);
+    if (length == -EINTR) continue;
+    if (length <= 0) break;  // the connection is gone
+    ::fuse_session_process_buf(session_, &buffer);
+  }
   std::lock_guard lock(mutex_);
   ended_ = true;
   changed_.notify_all();
 }
 
-void FuseSession::StopLoop() {
-  // libfuse looks at the mark only after a request. The kernel answers a retrieve notification with
-  // one, also if nobody can reach the file system by a path any more. An error means that the
-  // connection is gone, which ends the loop too.
+void FuseSession::StopThreads() {
+  // With this mark libfuse does not complain of replies that find the connection gone.
   ::fuse_session_exit(session_);
-  ::fuse_lowlevel_notify_retrieve(session_, FUSE_ROOT_ID, 0, 0, nullptr);
-  thread_.join();
+  // Nothing else wakes a thread that waits in read(2) for a request while the file system is in
+  // use.
+  for (std::thread& thread : threads_) ::pthread_cancel(thread.native_handle());
+  for (std::thread& thread : threads_) thread.join();
+  for (fuse_buf& buffer : buffers_) ::free(buffer.mem);
 }
 
 bool FuseSession::StillMounted() const {
+  // The device number is ours as long as the connection is up: POLLERR says that it is not.
+  pollfd connection{::fuse_session_fd(session_), 0, 0};
+  if (::poll(&connection, 1, 0) != 0) return false;
   const auto mount = FindMountAt(mountpoint_);
-  return mount.ok() && mount->has_value() && (*mount)->id == mount_id_;
+  return mount.ok() && mount->has_value() && (*mount)->device == device_;
 }
 
 void FuseSession::ForgetEntry(fuse_ino_t parent, std::string_view name) {

@@ -16,6 +16,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 #include "fs/mount/fuse_mount.h"
 
@@ -59,19 +60,20 @@ class FuseSession {
  private:
   explicit FuseSession(const Options& options, void* owner);
   static void Init(void* self, fuse_conn_info* connection);
-  absl::Status StartLoop();
-  void Loop();
-  void StopLoop();
+  absl::Status StartThreads();
+  void Serve(fuse_buf& buffer);
+  void StopThreads();
   bool StillMounted() const;
 
   const unsigned wanted_;
   void* const owner_;
   std::string mountpoint_;
-  uint64_t mount_id_ = 0;
+  dev_t device_ = 0;  // of the mounted file system
   fuse_session* session_ = nullptr;
   std::atomic<unsigned> capabilities_{0};
   std::atomic<bool> ended_{false};
-  std::thread thread_;
+  std::vector<fuse_buf> buffers_;  // one for each thread
+  std::vector<std::thread> threads_;
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -6,6 +6,8 @@
 #ifndef LAMINA_FS_MOUNT_MOUNT_H_
 #define LAMINA_FS_MOUNT_MOUNT_H_
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -32,7 +34,8 @@ absl::Status Unmount(const std::string& target, bool detach = false);
 
 // One line of /proc/self/mountinfo (proc(5)), paths unescaped.
 struct MountInfo {
-  uint64_t id = 0;
+  uint64_t id = 0;   // reused by later mounts
+  dev_t device = 0;  // st_dev of what is in it: no other mounted file system has the same
   std::string target;
   std::string type;
   std::string source;
@@ -47,10 +50,12 @@ struct Capability {
   bool available = false;
   std::string reason;
 };
-Capability CanMountErofs();  // root, erofs in the kernel
-Capability
-CanMountErofsFromFile();  // and file-backed (tried on a small image, as CONFIG may say no)
-Capability CanUseFuse();  // /dev/fuse, and fusermount3 if not root
+// EROFS in the kernel, and the right to mount it.
+Capability CanMountErofs();
+// And from files: tried on a small image, as the kernel's configuration may say no.
+Capability CanMountErofsFromFile();
+// /dev/fuse, and fusermount3 if not root.
+Capability CanUseFuse();
 
 }  // namespace lamina::fs
 

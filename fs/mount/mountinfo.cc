@@ -2,6 +2,7 @@
 #include "fs/mount/mountinfo.h"
 
 #include <fcntl.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -40,6 +41,16 @@ std::string Unescape(std::string_view field) {
   return text;
 }
 
+// "98:0"
+dev_t ParseDevice(std::string_view field) {
+  unsigned major = 0;
+  unsigned minor = 0;
+  const char* end = field.data() + field.size();
+  const char* colon = std::from_chars(field.data(), end, major).ptr;
+  if (colon != end) std::from_chars(colon + 1, end, minor);
+  return makedev(major, minor);
+}
+
 // "36 35 98:0 /root /target rw,noatime master:1 - ext3 /dev/root rw,errors=continue" (proc(5)).
 std::optional<MountInfo> ParseLine(std::string_view line) {
   MountInfo mount;
@@ -48,7 +59,7 @@ std::optional<MountInfo> ParseLine(std::string_view line) {
     return std::nullopt;
   }
   NextField(line);  // parent
-  NextField(line);  // device number
+  mount.device = ParseDevice(NextField(line));
   NextField(line);  // root
   mount.target = Unescape(NextField(line));
   NextField(line);                                           // options of the mount

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/chunkstore/blob_testing.h"
@@ -21,9 +22,11 @@ constexpr uint64_t kKiB = 1024;
 
 // Seven frames and five chunks: chunks of 1 and 2 blocks in frame 0; 300 KiB in frames 1 and 2;
 // 600 KiB in frames 3 to 5; 3 blocks in frame 6.
-TestBlob SmallBlob() {
-  return BuildBlob({RandomBytes(100, 1), RandomBytes(8000, 2), RandomBytes(300 * kKiB, 3),
-                    RandomBytes(600 * kKiB, 4), TextBytes(12 * kKiB, 5)});
+const TestBlob& SmallBlob() {
+  static const TestBlob blob =
+      BuildBlob({RandomBytes(100, 1), RandomBytes(8000, 2), RandomBytes(300 * kKiB, 3),
+                 RandomBytes(600 * kKiB, 4), TextBytes(12 * kKiB, 5)});
+  return blob;
 }
 
 std::string Compress(std::string_view data) {
@@ -174,7 +177,7 @@ TEST(SectionTable, SectionDigestsAreChecked) {
 }
 
 TEST(SectionTable, DescriptorThatDoesNotFitIsRefused) {
-  const TestBlob blob = SmallBlob();
+  const TestBlob& blob = SmallBlob();
   const auto parse = [&](const LayerDescriptor& descriptor, size_t length) {
     return SectionTable::Parse(AsBytes(blob.object.substr(blob.info.section_table_offset, length)),
                                descriptor)
@@ -200,6 +203,32 @@ TEST(SectionTable, DescriptorThatDoesNotFitIsRefused) {
   bad.section_table_digest = Digest();
   EXPECT_THAT(std::string(parse(bad, 224).message()),
               HasSubstr("section table: digest is sha256:"));
+}
+
+// The section table alone of a blob with so many frames and chunks, one block each.
+absl::Status ParseTableOfSize(uint32_t blocks, uint64_t frames) {
+  SectionTableRecord table{
+      .magic = kMagic, .version = kVersion, .blocks = blocks, .frames_length = frames};
+  uint64_t position = table.frames_length;
+  const auto place = [&](uint64_t length) {
+    return SectionRecord{.offset = std::exchange(position, position + length),
+                         .length = length,
+                         .uncompressed_length = length};
+  };
+  table.chunk_table = place(blocks * uint64_t{sizeof(ChunkRecord)});
+  table.metadata = place(0);
+  table.frame_table = place(frames * sizeof(FrameRecord));
+  const auto bytes = std::as_bytes(std::span(&table, 1));
+  return SectionTable::Parse(bytes, {.size = position + sizeof(table),
+                                     .section_table_offset = position,
+                                     .section_table_digest = Digest::Of(bytes)})
+      .status();
+}
+
+TEST(SectionTable, BlobsAsLargeAsTheFormatAllowsAreAccepted) {
+  EXPECT_EQ(ParseTableOfSize(kMaxBlocks, kMaxFrames), absl::OkStatus());
+  EXPECT_EQ(ParseTableOfSize(kMaxBlocks, kMaxFrames + 1),
+            absl::DataLossError("section table: frame table: more than 268435456 records"));
 }
 
 struct RecordLie {
@@ -310,7 +339,7 @@ TEST(BlobTables, EveryFlippedBitIsFound) {
 
 TEST(FrameTable, FindsTheFrameOfEveryBlock) {
   OpenBlob blob;
-  const TestBlob built = SmallBlob();
+  const TestBlob& built = SmallBlob();
   ASSERT_EQ(blob.Open(built.object, built.descriptor()), absl::OkStatus());
   uint32_t block = 0;
   for (uint32_t i = 0; i < blob.frames.size(); ++i) {
@@ -321,7 +350,7 @@ TEST(FrameTable, FindsTheFrameOfEveryBlock) {
 
 TEST(ChunkTable, FindsTheChunkOfEveryBlock) {
   OpenBlob blob;
-  const TestBlob built = SmallBlob();
+  const TestBlob& built = SmallBlob();
   ASSERT_EQ(blob.Open(built.object, built.descriptor()), absl::OkStatus());
   for (uint32_t i = 0; i < blob.chunks.size(); ++i) {
     const uint32_t end = i + 1 < blob.chunks.size() ? blob.chunks[i + 1].first_block : 231;
@@ -331,7 +360,7 @@ TEST(ChunkTable, FindsTheChunkOfEveryBlock) {
 
 TEST(FrameTable, BytesOfAnotherLengthOrAlignmentAreRefused) {
   OpenBlob blob;
-  const TestBlob built = SmallBlob();
+  const TestBlob& built = SmallBlob();
   ASSERT_EQ(blob.Open(built.object, built.descriptor()), absl::OkStatus());
   EXPECT_EQ(FrameTable::Parse(AsBytes(blob.frame_bytes).first(64), blob.sections).status(),
             absl::DataLossError("frame table: 64 bytes, but the section table says 448"));
@@ -469,7 +498,7 @@ TEST(DecodeFrame, FrameWhoseBlocksAreDamagedIsRefused) {
 }
 
 TEST(FrameIsIntact, NoticesAnyChange) {
-  const TestBlob built = SmallBlob();
+  const TestBlob& built = SmallBlob();
   OpenBlob blob;
   ASSERT_EQ(blob.Open(built.object, built.descriptor()), absl::OkStatus());
   std::string content = blob.address_space.substr(0, 3 * kBlockSize);

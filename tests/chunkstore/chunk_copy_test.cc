@@ -102,7 +102,7 @@ TEST_F(ChunkCopyTest, DamagedSourceIsNotCopied) {
   }
   {
     std::fstream data(LocalPath(first_, "data"), std::ios::binary | std::ios::in | std::ios::out);
-    for (uint64_t at = 0; at < AddressSpace(first_).size(); at += kBlockSize) {
+    for (uint64_t at = 0; at < uint64_t{first_.info.blocks} * kBlockSize; at += kBlockSize) {
       data.seekp(static_cast<std::streamoff>(at));
       data.put('!');
     }

@@ -3,9 +3,12 @@
 // What the entries of an archive become: types, paths, replacement, links.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
 #include <sys/sysmacros.h>
+#include <algorithm>
 
 #include "erofs/import.h"
+#include "erofs/merge.h"
 #include "tests/erofs/import_testing.h"
 
 namespace lamina::erofs {
@@ -129,6 +132,21 @@ TEST_F(ImportTarTest, MissingParentsAreMadeAndTakeTheirAttributesLater) {
             "/a directory 0700 9:0 5.000000000\n"
             "/a/b directory 0755 0:0 0.000000000\n"
             "/a/b/c file 0644 0:0 0.000000000 0 bytes \"\"\n");
+}
+
+TEST_F(ImportTarTest, DirectoriesWithoutAnEntryAreMarkedForTheMerge) {
+  TarWriter tar;
+  tar.File("implied/file");
+  tar.Directory("named/").File("named/file");
+  const auto is_marked = [](const Inode& inode) {
+    return std::ranges::any_of(inode.xattrs,
+                               [](const Xattr& xattr) { return xattr.name == kImpliedXattr; });
+  };
+  const Tree tree = Import(tar.Finish());
+  EXPECT_TRUE(is_marked(tree.inode(Tree::kRoot)));
+  EXPECT_TRUE(is_marked(At(tree, "implied")));
+  EXPECT_FALSE(is_marked(At(tree, "named")));
+  EXPECT_FALSE(is_marked(Import(TarWriter().Directory("./").Finish()).inode(Tree::kRoot)));
 }
 
 TEST_F(ImportTarTest, NamesAreBytesWhateverTheirEncoding) {

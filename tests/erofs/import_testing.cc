@@ -15,6 +15,8 @@
 #include "chunkstore/base/digest.h"
 #include "chunkstore/base/file.h"
 
+#include "erofs/merge.h"
+
 namespace lamina::erofs {
 namespace {
 
@@ -72,6 +74,8 @@ std::string DescribeInode(const Inode& inode, const RecordingSink& sink,
     if (end != inode.size) line += fmt::format(" hole {}..{}", end, inode.size);
   }
   for (const Xattr& xattr : inode.xattrs) {
+    // No file system has this mark, and trees are compared with what is extracted to one.
+    if (xattr.name == kImpliedXattr) continue;
     line += fmt::format(" {}={}", Escape(xattr.name), Escape(xattr.value));
   }
   return line;

@@ -134,6 +134,37 @@ TEST(MergeTest, TakesDirectoryAttributesFromTheUppermost) {
   EXPECT_EQ(merged.inode(Tree::kRoot).mtime, (Timestamp{77, 7}));
 }
 
+TEST(MergeTest, ImpliedDirectoriesKeepTheAttributesBelow) {
+  Layer lower;
+  lower.Directory("tmp", 01777, {{"user.note", "kept"}});
+  lower.tree().inode(Tree::kRoot).mode = S_IFDIR | 0700;
+  Layer upper;
+  upper.Directory("tmp", 0755, {{std::string(kImpliedXattr), "y"}}).File("tmp/new");
+  upper.Directory("alone", 0755, {{std::string(kImpliedXattr), "y"}}).File("alone/new");
+  upper.tree().inode(Tree::kRoot).xattrs = {{std::string(kImpliedXattr), "y"}};
+  const Tree tree = Merge({&lower, &upper});
+  EXPECT_EQ(tree.inode(Tree::kRoot).mode, S_IFDIR | 0700);
+  const Inode& joined = tree.inode(*tree.Find(Tree::kRoot, "tmp"));
+  EXPECT_EQ(joined.mode, S_IFDIR | 01777);
+  EXPECT_EQ(joined.xattrs, (std::vector<Xattr>{{"user.note", "kept"}}));
+  const Inode& alone = tree.inode(*tree.Find(Tree::kRoot, "alone"));
+  EXPECT_EQ(alone.mode, S_IFDIR | 0755);
+  EXPECT_TRUE(alone.xattrs.empty());
+}
+
+TEST(MergeTest, ImpliedOpaqueDirectoryKeepsAttributesButNotContent) {
+  Layer lower;
+  lower.Directory("d", 0700).File("d/old");
+  Layer upper;
+  upper.Directory("d", 0755, {{std::string(kImpliedXattr), "y"}, {"trusted.overlay.opaque", "y"}})
+      .File("d/new");
+  const Tree tree = Merge({&lower, &upper});
+  const InodeIndex d = *tree.Find(Tree::kRoot, "d");
+  EXPECT_EQ(tree.inode(d).mode, S_IFDIR | 0700);
+  EXPECT_FALSE(tree.Find(d, "old").has_value());
+  EXPECT_TRUE(tree.Find(d, "new").has_value());
+}
+
 TEST(MergeTest, WhiteoutsReachThroughManyLayers) {
   Layer a, b, c, d;
   a.File("x/one").File("x/two").File("y");

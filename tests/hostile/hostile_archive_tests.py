@@ -77,7 +77,7 @@ for stream_name, (stream_suffix, stream_compress, stream_pattern) in STREAMS.ite
     refused(f"layer.{stream_name}", f"(?i){stream_pattern}", stream_compress, stream_suffix)(fill)
 
 
-@test("hostile.layer.bytes-that-are-not-the-diff-id's")
+@test("hostile.layer.other-bytes-than-the-diff-id-says")
 def _(workspace):
     image = small_image()
     media_type, _, diff_id = image.layers[0]
@@ -130,10 +130,22 @@ def _(layer):
     layer.raw(header("file", magic=b"ustar  \0", fields={"size": b"\x80" + b"\xff" * 11}))
 
 
-@refused("tar.size-of-8-eib-without-data", "size|large|end|truncated")
+@refused("tar.size-of-8-eib-without-data", "9223372036854775807 bytes")
 def _(layer):
     layer.pax({"size": str((1 << 63) - 1)})
     layer.raw(header("file"))
+
+
+@refused("tar.entry-type-unknown", "type")
+def _(layer):
+    layer.raw(header("vendor", b"Q", size=3))
+    layer.padded(b"abc")
+
+
+@refused("tar.volume-that-continues-another", "type|volume")
+def _(layer):
+    layer.raw(header("file", b"M", size=3, magic=b"ustar  \0"))
+    layer.padded(b"abc")
 
 
 PAX_BODIES = {
@@ -153,7 +165,7 @@ for pax_name, pax_body in PAX_BODIES.items():
         layer.padded(body)
         layer.file("file", b"x")
 
-    refused(f"tar.pax-{pax_name}", "(?i)pax")(write_pax)
+    refused(f"tar.pax-{pax_name}", "extended header")(write_pax)
 
 
 @refused("tar.pax-size-not-a-number", "size")
@@ -166,7 +178,7 @@ def _(layer):
     layer.file("file", b"content", pax={"mtime": "yesterday"})
 
 
-@refused("tar.pax-uid-beyond-32-bits", "uid")
+@refused("tar.pax-uid-beyond-32-bits", "owner")
 def _(layer):
     layer.file("file", b"content", pax={"uid": str(1 << 40)})
 
@@ -206,7 +218,7 @@ def _(layer):
     layer.symlink("link", "")
 
 
-@refused("tar.hard-link-to-nothing", "missing|(?s)link.*missing")
+@refused("tar.hard-link-to-nothing", "missing")
 def _(layer):
     layer.hardlink("link", "missing")
 
@@ -334,7 +346,7 @@ def contained(name):
                 for transport in TRANSPORTS:
                     with workspace.mounted(result, f"--transport={transport}") as mounted:
                         names = subprocess.run(["find", mounted], check=True, capture_output=True)
-                        check(b".." not in names.stdout, f"the image shows {names.stdout!r}")
+                        check(b"/../" not in names.stdout and b"/..\n" not in names.stdout, f"the image shows {names.stdout!r}")
 
         return build
 
@@ -483,7 +495,7 @@ MANIFEST = b'[{"Config": "c.json", "RepoTags": ["x:1"], "Layers": ["l/layer.tar"
 DOCKER_ARCHIVES = {
     "empty": (b"", "manifest.json|archive|tar"),
     "not-a-tar": (noise(20_000), "tar|archive|header"),
-    "truncated": (tar_of([("manifest.json", MANIFEST)])[:700], "truncated|end|manifest"),
+    "truncated": (tar_of([("manifest.json", MANIFEST)])[:540], "truncated|end"),
     "without-manifest": (tar_of([("x", b"y")]), "manifest.json"),
     "manifest-not-json": (tar_of([("manifest.json", b"[{")]), "manifest.json"),
     "manifest-not-a-list": (tar_of([("manifest.json", b"{}")]), "manifest.json"),

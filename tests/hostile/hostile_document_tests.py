@@ -144,10 +144,17 @@ def add_descriptor_test(place, fault, edit, choose):
 
 
 for fault_name in DESCRIPTOR_FAULTS:
-    add_descriptor_test("index", fault_name, edit_index, lambda index: index["manifests"][0])
+    if fault_name != "media-type-unknown":
+        add_descriptor_test("index", fault_name, edit_index, lambda index: index["manifests"][0])
     add_descriptor_test("layer", fault_name, edit_manifest, lambda manifest: manifest["layers"][0])
     if fault_name not in ("without-media-type", "media-type-unknown"):
         add_descriptor_test("config", fault_name, edit_manifest, lambda manifest: manifest["config"])
+
+
+@refused("index.of-other-things-than-images", "no image")
+def _(layout):
+    # An index may have entries of other kinds, which are skipped (image-spec, image-index.md).
+    edit_index(layout, lambda index: index["manifests"][0].update(mediaType="text/html"))
 
 
 # Manifests.

@@ -40,7 +40,10 @@ def snapshot(directory):
     """Everything below a directory, to see whether anything was made, changed or removed."""
     found = {}
     for path, directories, files in os.walk(directory):
-        for name in directories + files:
+        for name in directories:  # whose times change when temporary files come and go
+            status = os.lstat(os.path.join(path, name))
+            found[os.path.join(path, name)] = (status.st_mode, status.st_ino)
+        for name in files:
             status = os.lstat(os.path.join(path, name))
             found[os.path.join(path, name)] = (status.st_mode, status.st_ino, status.st_mtime_ns,
                                                status.st_size)

@@ -154,6 +154,15 @@ TEST_F(ConvertTest, DirectoryBecomesAnImageOfOneLayer) {
                 {"etc/", ""}, {"etc/name", "value"}, {"large", Noise(3000000, 1)}}));
 }
 
+TEST_F(ConvertTest, DestinationInsideTheDirectoryIsRefused) {
+  WriteFile(source_ + "/file", "value");
+  for (const std::string& layout : {source_ + "/image", source_}) {
+    const auto result = Convert({.source = "dir:" + source_, .destination = "oci:" + layout});
+    EXPECT_THAT(result.status().ToString(), HasSubstr("inside the directory"));
+  }
+  EXPECT_EQ(Snapshot(source_).size(), 1u);
+}
+
 TEST_F(ConvertTest, TreeArchivedByTarComesBackWhole) {
   const std::string tree = directory_.path() + "/tree";
   std::map<std::string, std::string> expected;
@@ -178,6 +187,15 @@ TEST_F(ConvertTest, WrongDiffIdIsNamedWithBothDigests) {
   EXPECT_THAT(ConvertError("oci:" + source_),
               AllOf(HasSubstr("layer 0 (" + layer.digest.ToString()), HasSubstr("diff_id mismatch"),
                     HasSubstr(wrong.ToString()), HasSubstr(Digest::Of(AsBytes(tar)).ToString())));
+}
+
+TEST_F(ConvertTest, BytesBehindTheEndOfTheArchiveBelongToTheDiffId) {
+  const std::string tar = MakeTar(Files(1)) + std::string(10240, '\0') + Noise(3 << 20, 1);
+  WriteLayout(source_, "app", {{tar, Gzip(tar), std::string(kGzipLayer)}});
+  MustConvert("oci:" + source_, "oci:" + output_ + ":x");
+  EXPECT_EQ(ReadLayer(MustOpen("oci:" + output_ + ":x"), 0), ExpectedFiles(Files(1)));
+  WriteLayout(source_ + "2", "app", {{tar, Gzip(tar + "x"), std::string(kGzipLayer)}});
+  EXPECT_THAT(ConvertError("oci:" + source_ + "2"), HasSubstr("diff_id mismatch"));
 }
 
 TEST_F(ConvertTest, DamagedLayerIsNamedWithBothDigestsWhereverTheDamageIs) {

@@ -70,6 +70,20 @@ TEST_F(LayoutTest, PlatformDecidesInNestedIndexes) {
               HasSubstr("there is linux/amd64, linux/arm64/v8"));
 }
 
+TEST_F(LayoutTest, ImageForOnePlatformIsTakenAsItIs) {
+  const oci::Descriptor arm64 = Manifest(kArm64, "");
+  const oci::Descriptor attestation = Manifest(oci::Platform{"unknown", "unknown", ""}, "");
+  WriteIndex(path_, {Index({arm64, attestation}, "x")});
+  EXPECT_EQ(Find("x", kAmd64)->digest, arm64.digest);
+}
+
+TEST_F(LayoutTest, ImageOfNothingIsAnError) {
+  WriteIndex(path_, {Index({}, "x")});
+  EXPECT_TRUE(absl::IsNotFound(Find("x", kAmd64).status()));
+  WriteIndex(path_, {});
+  EXPECT_TRUE(absl::IsNotFound(Find("", kAmd64).status()));
+}
+
 TEST_F(LayoutTest, AmbiguousPlatformIsAnError) {
   const oci::Descriptor v6 = Manifest(oci::Platform{"linux", "arm", "v6"}, "");
   const oci::Descriptor v7 = Manifest(oci::Platform{"linux", "arm", "v7"}, "");

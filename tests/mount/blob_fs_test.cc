@@ -230,8 +230,9 @@ TEST_F(BlobFsTest, OpenFilesOutliveTheRemovalOfTheirMount) {
 }
 
 TEST_F(BlobFsTest, LetsGoOfBlobsThatNobodyUsesAnyMore) {
-  const std::weak_ptr<FakeBlob> blob = a_;
-  ASSERT_TRUE(fs_->Add("one", {std::move(a_)}, stats_).ok());
+  auto owned = std::make_shared<FakeBlob>('a');
+  const std::weak_ptr<FakeBlob> blob = owned;
+  ASSERT_TRUE(fs_->Add("one", {std::move(owned)}, stats_).ok());
   ASSERT_TRUE(ReadAt(path("one", 1), 0, 1).ok());
   ASSERT_TRUE(AllClosedSoon("one"));
   fs_->Remove("one");

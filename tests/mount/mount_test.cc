@@ -4,12 +4,10 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <future>
 
 #include "erofs/builder.h"
@@ -124,21 +122,21 @@ TEST_F(MountCallsTest, AMissingDeviceIsAnErrorAndLeavesNothing) {
   const std::string metadata = root() + "/metadata";
   ASSERT_TRUE(WriteFileAtomically(metadata, image.metadata).ok());
   for (const bool loop : {false, true}) {
-    const SystemState before = SystemState::Now();
+    const SystemState before = State();
     EXPECT_FALSE(MountErofs(metadata, {metadata, root() + "/absent"}, target(), loop).ok());
     EXPECT_FALSE(MountErofs(metadata, {metadata}, target(), loop).ok()) << "one device too few";
     EXPECT_FALSE(FindMount(target()).value().has_value());
-    EXPECT_EQ(SystemState::Now(), before);
+    EXPECT_EQ(State(), before);
   }
 }
 
 TEST_F(MountCallsTest, LoopDevicesGoWithTheMountThatUsesThem) {
-  const size_t before = SystemState::Now().loop_devices;
+  const size_t before = State().loop_devices;
   ASSERT_TRUE(MountErofs(MetadataFile(root() + "/metadata"), {}, target(), /*loop=*/true).ok());
-  EXPECT_EQ(SystemState::Now().loop_devices, before + 1);
+  EXPECT_EQ(State().loop_devices, before + 1);
   EXPECT_THAT((*FindMount(target()))->source, HasSubstr("/dev/loop"));
   ASSERT_TRUE(Unmount(target()).ok());
-  EXPECT_EQ(SystemState::Now().loop_devices, before);
+  EXPECT_EQ(State().loop_devices, before);
 }
 
 TEST_F(MountCallsTest, ManyMayTakeLoopDevicesAtOnce) {
@@ -179,25 +177,11 @@ TEST_F(MountCallsTest, ABusyMountSaysWhatToDo) {
 }
 
 TEST_F(MountCallsTest, CapabilitiesAreThoseOfThisMachine) {
-  const size_t mounts = SystemState::Now().mounts;
+  const size_t mounts = State().mounts;
   EXPECT_TRUE(CanMountErofs().available) << CanMountErofs().reason;
   EXPECT_TRUE(CanMountErofsFromFile().available) << CanMountErofsFromFile().reason;
   EXPECT_TRUE(CanUseFuse().available) << CanUseFuse().reason;
-  EXPECT_EQ(SystemState::Now().mounts, mounts) << "the trial mount was attached somewhere";
-}
-
-// Runs `check` in a process of user 65534; it returns 0 if all is well.
-void AsNobody(const std::function<int()>& check) {
-  const pid_t child = ::fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    const bool changed = ::setgid(65534) == 0 && ::setuid(65534) == 0;
-    ::_exit(changed ? check() : 99);
-  }
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status));
-  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_EQ(State().mounts, mounts) << "the trial mount was attached somewhere";
 }
 
 TEST_F(MountCallsTest, OrdinaryUsersAreToldThatTheyCannotMountErofs) {

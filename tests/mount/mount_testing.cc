@@ -2,7 +2,12 @@
 #include "tests/mount/mount_testing.h"
 
 #include <fcntl.h>
+#include <grp.h>
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
@@ -88,14 +93,21 @@ MountedImage::~MountedImage() {
   store.reset();
 }
 
-SystemState SystemState::Now() {
+SystemState SystemState::Of(const std::string& directory) {
   SystemState state;
   state.descriptors = EntriesOf("/proc/self/fd");
   state.threads = EntriesOf("/proc/self/task");
   const auto mounts = ReadMountInfo();
-  state.mounts = mounts.ok() ? mounts->size() : 0;
-  for (const auto& entry : std::filesystem::directory_iterator("/sys/block")) {
-    if (std::filesystem::exists(entry.path() / "loop/backing_file")) ++state.loop_devices;
+  EXPECT_TRUE(mounts.ok()) << mounts.status();
+  for (const MountInfo& mount : *mounts) {
+    if (mount.target.starts_with(directory + "/")) ++state.mounts;
+  }
+  for (const auto& device : std::filesystem::directory_iterator("/sys/block")) {
+    std::ifstream backing_file(device.path() / "loop/backing_file");
+    std::string path;
+    if (std::getline(backing_file, path) && path.starts_with(directory + "/")) {
+      ++state.loop_devices;
+    }
   }
   return state;
 }
@@ -114,16 +126,16 @@ void MountTest::SetUp() {
   // The image below is reached by ordinary users too.
   std::filesystem::permissions(root(), std::filesystem::perms(0755));
   MakeDirectory("mnt");
-  before_ = SystemState::Now();
+  before_ = State();
 }
 
 void MountTest::TearDown() {
   if (!before_) return;
   // What was detached goes when the kernel is through with it.
-  SystemState now = SystemState::Now();
+  SystemState now = State();
   for (int i = 0; i < 200 && now != *before_; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    now = SystemState::Now();
+    now = State();
   }
   EXPECT_EQ(now, *before_) << "left behind by the test";
   const auto mounts = ReadMountInfo();
@@ -247,6 +259,30 @@ std::string Shell(const std::string& command) {
   }
   EXPECT_EQ(::pclose(pipe), 0) << command << "\n" << output;
   return output;
+}
+
+void AsNobody(const std::function<int()>& check) {
+  // A node of our own in place of /dev/fuse, which not every system opens to all, seen by the child
+  // alone.
+  auto directory = TemporaryDirectory::Create("/var/tmp", "lamina-dev-");
+  ASSERT_TRUE(directory.ok()) << directory.status();
+  const std::string node = directory->path() + "/fuse";
+  ASSERT_EQ(::mknod(node.c_str(), S_IFCHR | 0666, makedev(10, 229)), 0);
+  ASSERT_EQ(::chmod(node.c_str(), 0666), 0);
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    const bool prepared = ::unshare(CLONE_NEWNS) == 0 &&
+                          ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+                          ::mount(node.c_str(), "/dev/fuse", nullptr, MS_BIND, nullptr) == 0 &&
+                          ::setgroups(0, nullptr) == 0 && ::setgid(65534) == 0 &&
+                          ::setuid(65534) == 0;
+    ::_exit(prepared ? check() : 99);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status)) << status;
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 }  // namespace lamina::fs

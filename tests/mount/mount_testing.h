@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -55,13 +56,14 @@ struct MountedImage {
   ~MountedImage();
 };
 
-// What the system holds for this process and what could be left behind by a mount.
+// What a mount could leave behind: what this process holds, and what the system has below a
+// directory.
 struct SystemState {
   size_t descriptors = 0;
   size_t threads = 0;
-  size_t mounts = 0;
-  size_t loop_devices = 0;  // that have a file
-  static SystemState Now();
+  size_t mounts = 0;        // on something below the directory
+  size_t loop_devices = 0;  // of files there
+  static SystemState Of(const std::string& directory);
   bool operator==(const SystemState&) const = default;
 };
 std::ostream& operator<<(std::ostream& out, const SystemState& state);
@@ -75,6 +77,7 @@ class MountTest : public chunkstore::StoreTest {
 
   std::string target() const { return root() + "/mnt"; }
   std::string MakeDirectory(const std::string& name) const;
+  SystemState State() const { return SystemState::Of(root()); }
 
   // An image of a directory of the local file system, as one layer.
   TestImage ImageOf(const std::string& directory) const;
@@ -97,6 +100,11 @@ absl::StatusOr<std::string> ReadAt(const std::string& path, uint64_t offset, siz
 void DropPages(const std::string& path);
 // Runs a shell command and fails the test with its output unless it succeeds.
 std::string Shell(const std::string& command);
+
+// Runs `check` in a process of user 65534, which has no privileges but those that ordinary users
+// have on ordinary systems: /dev/fuse is open to it. `check` returns 0 if all is well; another
+// number is what failed.
+void AsNobody(const std::function<int()>& check);
 
 // Fills `directory` with one of everything that a file system can have, and files of all sizes
 // around the boundaries of blocks, frames and chunks.

@@ -39,6 +39,8 @@ TEST_F(OverlayTest, ChangesGoToTheUpperAsAPlainLayer) {
   const auto mounted = Mount(image, Transport::kErofsOnFiles);
   ASSERT_NE(mounted, nullptr);
   const OverlayDirectories at = Directories();
+  // The root of an overlay has the attributes of the upper directory.
+  Shell(fmt::format("chmod --reference={0} {1} && touch -r {0} {1}", source, at.upper));
   const absl::Status status = MountOverlay(at.lowers, at.upper, at.work, merged());
   ASSERT_TRUE(status.ok()) << status;
   const MountGuard guard(merged());

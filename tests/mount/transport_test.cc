@@ -226,17 +226,17 @@ TEST_P(TransportTest, ReadsGoOnFromTheLayersOfAVeryTallImage) {
 TEST_P(TransportTest, NothingIsLeftAfterManyMounts) {
   const TestImage image = ImageOfFiles({RandomBytes(100'000, 8)});
   { ASSERT_NE(Mount(image), nullptr); }  // what is set up once for good
-  const SystemState before = SystemState::Now();
+  const SystemState before = State();
   const int cycles = GetParam() == Transport::kErofsOnLoop ? 50 : 200;
   for (int i = 0; i < cycles; ++i) {
     const auto mounted = Mount(image);
     ASSERT_NE(mounted, nullptr);
     ASSERT_EQ(ReadAt(file(), 0, 10)->size(), 10u);
   }
-  SystemState after = SystemState::Now();
+  SystemState after = State();
   for (int i = 0; i < 100 && after != before; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    after = SystemState::Now();
+    after = State();
   }
   EXPECT_EQ(after, before);
 }

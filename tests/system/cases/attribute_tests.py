@@ -120,7 +120,7 @@ def _(image):
         layer.file("large", xattrs={"user.large": b"v" * 3500})
         layer.file("many", xattrs={f"user.{i:03}": b"%d" % i for i in range(100)})
         layer.file("long-name", xattrs={"user." + "n" * 250: b"x"})
-        layer.file("dotted", xattrs={"user.a.b.c": b"x", "user.overlay.thing": b"y"})
+        layer.file("dotted", xattrs={"user.a.b.c": b"x"})
 
 
 @case("attribute.xattrs-shared-by-many-files")
@@ -141,14 +141,25 @@ def _(image):
         layer.file("d/b")
 
 
-@case("attribute.user-overlay-xattrs-are-ordinary")
+def drop_overlay_xattrs(tree):
+    # To GNU tar they are xattrs like others.
+    for path, _, names in os.walk(tree):
+        for name in [path] + [os.path.join(path, name) for name in names]:
+            for xattr in os.listxattr(name, follow_symlinks=False):
+                if ".overlay." in xattr:
+                    os.removexattr(name, xattr, follow_symlinks=False)
+
+
+@case("attribute.overlayfs-xattrs-of-an-archive-mean-nothing", adjust=drop_overlay_xattrs)
 def _(image):
-    # Only ".wh." names mean anything in an OCI layer; user.overlay.* belongs to the image.
+    # Whiteouts in an OCI layer are ".wh." names alone. Orders to overlayfs in it are not obeyed, nor
+    # passed on to an overlay mounted on top.
     with image.layer() as layer:
         layer.file("d/below", b"x")
     with image.layer() as layer:
-        layer.directory("d", xattrs={"user.overlay.opaque": b"y"})
-        layer.file("d/above", b"x")
+        layer.directory("d", xattrs={"trusted.overlay.opaque": b"y", "user.overlay.opaque": b"y",
+                                     "trusted.overlay.redirect": b"/elsewhere", "user.other": b"1"})
+        layer.file("d/above", b"x", xattrs={"user.overlay.metacopy": b"", "trusted.other": b"1"})
         layer.file("empty", xattrs={"user.overlay.whiteout": b""})
 
 

@@ -87,7 +87,7 @@ def _(image):
 def _(image):
     with image.layer() as layer:
         layer.sparse_file("file", 5 * GIB + 17, [
-            (0, b"start"), (4 * GIB - 4096, noise(8192)), (5 * GIB, b"the end".ljust(17, b"."))])
+            (0, b"start".ljust(512, b".")), (4 * GIB - 4096, noise(8192)), (5 * GIB, b"the end".ljust(17, b"."))])
 
 
 @case("size.sparse-file-beyond-8-gib")

@@ -328,7 +328,10 @@ def _(image):
 
 def remove_whiteout_device(tree):
     # GNU tar makes the device. Runtimes that unpack onto overlayfs see a whiteout, and so do we.
-    os.unlink(os.path.join(tree, "d", "one"))
+    directory = os.path.join(tree, "d")
+    mtime = os.lstat(directory).st_mtime_ns
+    os.unlink(os.path.join(directory, "one"))
+    os.utime(directory, ns=(mtime, mtime))
 
 
 @case("whiteout.in-the-form-of-overlayfs", adjust=remove_whiteout_device)
