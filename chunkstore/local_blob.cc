@@ -2,7 +2,6 @@
 #include "chunkstore/local_blob.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -88,13 +87,6 @@ absl::StatusOr<Mapping> MapChecked(const std::string& path, uint64_t length, uin
   ASSIGN_OR_RETURN(Mapping mapping, Mapping::OfFile(fd.get(), length, /*writable=*/false), "{}",
                    path);
   return mapping;
-}
-
-// Gives back the memory of a file mapping that was read once; it is read again when it is needed.
-void DropPages(Mapping& mapping) {
-  if (!mapping.bytes().empty()) {
-    ::madvise(mapping.bytes().data(), mapping.bytes().size(), MADV_DONTNEED);
-  }
 }
 
 // Not synced: what a machine crash leaves of it does not match its checksum and is fetched again.
@@ -220,16 +212,18 @@ absl::StatusOr<const ChunkTable*> LocalBlob::LoadChunks() {
                    MapChecked(directory_ + kChunks, length, length, checksums.chunks));
   ASSIGN_OR_RETURN(chunks_,
                    ChunkTable::Parse(std::as_const(chunks_file_).bytes(), sections_, frames_));
-  DropPages(chunks_file_);
+  DropResident(chunks_file_.bytes());  // it was read once, to check it
   return &chunks_;
 }
 
 absl::Status LocalBlob::StoreChunks(std::string_view decoded) {
-  RETURN_IF_ERROR(WriteFileAtomically(directory_ + kChunks, decoded));
+  // Neither is synced: what a machine crash leaves of them is noticed, and fetched again.
+  RETURN_IF_ERROR(WriteFileAtomically(directory_ + kChunks, decoded, 0644, Durability::kCached));
   ASSIGN_OR_RETURN(Checksums checksums, ReadChecksums(directory_));
   checksums.chunks = ChecksumOf(decoded);
   checksums.own = checksums.Own();
-  return WriteFileAtomically(directory_ + kChecksums, ChecksumsAsText(checksums));
+  return WriteFileAtomically(directory_ + kChecksums, ChecksumsAsText(checksums), 0644,
+                             Durability::kCached);
 }
 
 }  // namespace lamina::chunkstore

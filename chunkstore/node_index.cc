@@ -10,6 +10,7 @@
 #include <rocksdb/write_batch.h>
 
 #include <cstring>
+#include <future>
 #include <mutex>
 
 #include "chunkstore/base/file.h"
@@ -68,6 +69,8 @@ rocksdb::DBOptions DatabaseOptions() {
   options.create_if_missing = true;
   options.create_missing_column_families = true;
   options.paranoid_checks = true;
+  // Rows of blobs are written without a log; their marker must not outlive them.
+  options.atomic_flush = true;
   options.max_open_files = kOpenFiles;
   options.max_file_opening_threads = 1;
   options.max_background_jobs = 2;
@@ -113,6 +116,10 @@ class RocksIndex : public NodeIndex {
   RocksIndex(std::string directory, UniqueFd lock)
       : directory_(std::move(directory)), lock_(std::move(lock)) {}
   ~RocksIndex() override {
+    if (database_ == nullptr) return;
+    // What has no log yet would be lost, and what has one would make the next start slow. A failure
+    // costs no more than indexing again.
+    database_->Flush(rocksdb::FlushOptions(), families_).PermitUncheckedError();
     for (rocksdb::ColumnFamilyHandle* family : families_) {
       database_->DestroyColumnFamilyHandle(family);
     }
@@ -132,7 +139,9 @@ class RocksIndex : public NodeIndex {
   enum Family { kDefaultFamily, kChunkFamily, kBlobFamily, kMountFamily };
   rocksdb::ColumnFamilyHandle* family(Family family) const { return families_[family]; }
 
-  absl::Status Write(rocksdb::WriteBatch* batch, std::string_view action);
+  // kNone: for what can be built again after a crash.
+  enum class Log { kNone, kWrite };
+  absl::Status Write(rocksdb::WriteBatch* batch, Log log, std::string_view action);
   // One Put or Delete for each chunk, in batches of bounded size.
   template <typename AddToBatch>
   absl::Status ForEachChunk(const ChunkTable& chunks, std::string_view action,
@@ -163,10 +172,12 @@ absl::StatusOr<std::unique_ptr<NodeIndex>> RocksIndex::Open(const std::string& d
   return index;
 }
 
-absl::Status RocksIndex::Write(rocksdb::WriteBatch* batch, std::string_view action) {
+absl::Status RocksIndex::Write(rocksdb::WriteBatch* batch, Log log, std::string_view action) {
   std::lock_guard lock(write_mutex_);
-  // Not synced: a process crash loses nothing, and what a machine crash loses is built again.
-  return ToStatus(database_->Write(rocksdb::WriteOptions(), batch), directory_, action);
+  rocksdb::WriteOptions options;
+  options.disableWAL = log == Log::kNone;
+  // A log is not synced: a machine crash takes the mounts with it that it tells of.
+  return ToStatus(database_->Write(options, batch), directory_, action);
 }
 
 template <typename AddToBatch>
@@ -176,10 +187,10 @@ absl::Status RocksIndex::ForEachChunk(const ChunkTable& chunks, std::string_view
   for (uint32_t i = 0; i < chunks.size(); ++i) {
     add(chunks[i], &batch);
     if (batch.GetDataSize() < kMaxBatch) continue;
-    RETURN_IF_ERROR(Write(&batch, action));
+    RETURN_IF_ERROR(Write(&batch, Log::kNone, action));
     batch.Clear();
   }
-  return Write(&batch, action);
+  return Write(&batch, Log::kNone, action);
 }
 
 absl::Status RocksIndex::AddBlob(const Digest& blob, const ChunkTable& chunks) {
@@ -195,7 +206,7 @@ absl::Status RocksIndex::AddBlob(const Digest& blob, const ChunkTable& chunks) {
   // Comes last and makes it a transaction: without it, what was written is written again.
   rocksdb::WriteBatch marker;
   marker.Put(family(kBlobFamily), AsSlice(blob), Slice());
-  return Write(&marker, kAction);
+  return Write(&marker, Log::kNone, kAction);
 }
 
 absl::StatusOr<bool> RocksIndex::HasBlob(const Digest& blob) const {
@@ -212,7 +223,7 @@ absl::Status RocksIndex::RemoveBlob(const Digest& blob, const ChunkTable& chunks
   // First, so that a blob with a marker always has all its chunks.
   rocksdb::WriteBatch marker;
   marker.Delete(family(kBlobFamily), AsSlice(blob));
-  RETURN_IF_ERROR(Write(&marker, kAction));
+  RETURN_IF_ERROR(Write(&marker, Log::kWrite, kAction));
   return ForEachChunk(chunks, kAction, [&](const ChunkRecord& chunk, rocksdb::WriteBatch* batch) {
     batch->Delete(family(kChunkFamily), ChunkKey(chunk.digest, blob));
   });
@@ -247,13 +258,13 @@ absl::StatusOr<std::vector<NodeIndex::ChunkLocation>> RocksIndex::FindChunk(
 absl::Status RocksIndex::PutMount(const std::string& id, const std::string& record) {
   rocksdb::WriteBatch batch;
   batch.Put(family(kMountFamily), id, record);
-  return Write(&batch, "record mount " + id);
+  return Write(&batch, Log::kWrite, "record mount " + id);
 }
 
 absl::Status RocksIndex::RemoveMount(const std::string& id) {
   rocksdb::WriteBatch batch;
   batch.Delete(family(kMountFamily), id);
-  return Write(&batch, "forget mount " + id);
+  return Write(&batch, Log::kWrite, "forget mount " + id);
 }
 
 absl::StatusOr<std::vector<std::pair<std::string, std::string>>> RocksIndex::Mounts() const {
@@ -267,10 +278,61 @@ absl::StatusOr<std::vector<std::pair<std::string, std::string>>> RocksIndex::Mou
   return mounts;
 }
 
+// Waits for another index to be opened, and is that one from then on.
+class DeferredIndex : public NodeIndex {
+ public:
+  explicit DeferredIndex(std::string directory)
+      : opened_(std::async(std::launch::async,
+                           [directory = std::move(directory)] { return Open(directory); })) {}
+
+  absl::Status AddBlob(const Digest& blob, const ChunkTable& chunks) override {
+    ASSIGN_OR_RETURN(NodeIndex* const index, Get());
+    return index->AddBlob(blob, chunks);
+  }
+  absl::StatusOr<bool> HasBlob(const Digest& blob) const override {
+    ASSIGN_OR_RETURN(const NodeIndex* const index, Get());
+    return index->HasBlob(blob);
+  }
+  absl::Status RemoveBlob(const Digest& blob, const ChunkTable& chunks) override {
+    ASSIGN_OR_RETURN(NodeIndex* const index, Get());
+    return index->RemoveBlob(blob, chunks);
+  }
+  absl::StatusOr<std::vector<ChunkLocation>> FindChunk(const Digest& chunk,
+                                                       const Digest& except) const override {
+    ASSIGN_OR_RETURN(const NodeIndex* const index, Get());
+    return index->FindChunk(chunk, except);
+  }
+  absl::Status PutMount(const std::string& id, const std::string& record) override {
+    ASSIGN_OR_RETURN(NodeIndex* const index, Get());
+    return index->PutMount(id, record);
+  }
+  absl::Status RemoveMount(const std::string& id) override {
+    ASSIGN_OR_RETURN(NodeIndex* const index, Get());
+    return index->RemoveMount(id);
+  }
+  absl::StatusOr<std::vector<std::pair<std::string, std::string>>> Mounts() const override {
+    ASSIGN_OR_RETURN(const NodeIndex* const index, Get());
+    return index->Mounts();
+  }
+
+ private:
+  absl::StatusOr<NodeIndex*> Get() const {
+    const absl::StatusOr<std::unique_ptr<NodeIndex>>& index = opened_.get();
+    RETURN_IF_ERROR(index.status());
+    return index->get();
+  }
+
+  const std::shared_future<absl::StatusOr<std::unique_ptr<NodeIndex>>> opened_;
+};
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<NodeIndex>> NodeIndex::Open(const std::string& directory) {
   return RocksIndex::Open(directory);
+}
+
+std::unique_ptr<NodeIndex> NodeIndex::OpenInBackground(const std::string& directory) {
+  return std::make_unique<DeferredIndex>(directory);
 }
 
 }  // namespace lamina::chunkstore

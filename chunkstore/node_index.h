@@ -32,6 +32,9 @@ class NodeIndex {
   // kUnavailable if another process has it open. A damaged database is an error that says so and
   // how to start over (nothing in it is precious: blobs are fetched and indexed again).
   static absl::StatusOr<std::unique_ptr<NodeIndex>> Open(const std::string& directory);
+  // Like Open, on a thread of its own: opening takes longer than mounting an image whose metadata is
+  // there. Calls wait for it, and give its error if it failed.
+  static std::unique_ptr<NodeIndex> OpenInBackground(const std::string& directory);
   virtual ~NodeIndex() = default;
 
   // All chunks of a blob in one transaction; does nothing if they are there.

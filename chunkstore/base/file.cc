@@ -103,18 +103,25 @@ absl::StatusOr<std::string> ReadFileToString(const std::string& path, uint64_t l
   return content;
 }
 
-absl::Status WriteFileAtomically(const std::string& path, std::string_view content, uint32_t mode) {
+absl::Status WriteFileAtomically(const std::string& path, std::string_view content, uint32_t mode, Durability durability) {
   std::string temporary = path + ".XXXXXX";
   UniqueFd fd(::mkostemp(temporary.data(), O_CLOEXEC));
   if (!fd.valid()) return ErrnoStatus(errno, "create " + temporary);
   absl::Status status = WriteFull(fd.get(), 0, AsBytes(content));
   if (status.ok() && ::fchmod(fd.get(), mode) != 0) status = ErrnoStatus(errno, "fchmod");
-  if (status.ok() && ::fsync(fd.get()) != 0) status = ErrnoStatus(errno, "fsync");
+  if (status.ok() && durability == Durability::kSynced && ::fsync(fd.get()) != 0) {
+    status = ErrnoStatus(errno, "fsync");
+  }
   if (status.ok() && ::rename(temporary.c_str(), path.c_str()) != 0) {
     status = ErrnoStatus(errno, "rename into place");
   }
   if (!status.ok()) ::unlink(temporary.c_str());
   return Annotate(std::move(status), "write " + path);
+}
+
+void DropResident(std::span<const std::byte> mapped) {
+  // Advice: there is nothing to do about a failure, and nothing wrong with one.
+  if (!mapped.empty()) ::madvise(const_cast<std::byte*>(mapped.data()), mapped.size(), MADV_DONTNEED);
 }
 
 absl::StatusOr<TemporaryDirectory> TemporaryDirectory::Create(const std::string& parent,

@@ -72,10 +72,19 @@ absl::Status WriteFull(int fd, uint64_t offset, std::span<const std::byte> from)
 // The whole file; fails with kResourceExhausted if it is larger than `limit` bytes.
 absl::StatusOr<std::string> ReadFileToString(const std::string& path, uint64_t limit);
 
-// Writes `content` to a temporary name beside `path`, syncs it, and renames it into place: readers
-// see the old file or the new one, never a part.
+enum class Durability {
+  kSynced,  // on the disk before it gets its name
+  kCached,  // may be lost or torn by a machine crash: for what carries a checksum
+};
+
+// Writes `content` to a temporary name beside `path` and renames it into place: readers see the old
+// file or the new one, never a part.
 absl::Status WriteFileAtomically(const std::string& path, std::string_view content,
-                                 uint32_t mode = 0644);
+                                 uint32_t mode = 0644, Durability durability = Durability::kSynced);
+
+// Lets the kernel take back the memory of a shared file mapping, or of a page-aligned part of one; it
+// is read again when it is touched.
+void DropResident(std::span<const std::byte> mapped);
 
 // A directory of its own below `parent`, removed with everything in it when the object goes unless
 // Keep() was called. Used to build a thing whole before it is renamed into place.

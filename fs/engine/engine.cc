@@ -7,6 +7,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <filesystem>
 #include <map>
@@ -14,6 +16,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "chunkstore/blob_store.h"
@@ -30,6 +33,9 @@ namespace {
 
 using chunkstore::Blob;
 using chunkstore::ReadStats;
+
+// Layers that are attached at the same time.
+constexpr size_t kAttachThreads = 8;
 
 absl::Status MakeDirectory(const std::string& path, mode_t mode) {
   if (::mkdir(path.c_str(), mode) != 0 && errno != EEXIST) {
@@ -125,9 +131,16 @@ class EngineImpl : public Engine {
   bool Idle() override;
 
  private:
+  struct Choice {
+    Transport transport;
+    bool loop;
+    std::string reason;
+  };
+  absl::StatusOr<Choice> ChooseTransport(const MountRequest& request);
   absl::StatusOr<MountState> Prepare(const MountRequest& request);
   absl::Status Assemble(const MountRequest& request, MountState& mount);
   absl::Status MountErofsAt(const std::string& target, MountState& mount);
+  absl::Status CleanUpRecordedMounts();
   absl::Status UnmountParts(const MountState& mount, bool detach);
   bool IsOurs(const MountInfo& info, const MountState& mount) const;
   void Forget(const MountState& mount);
@@ -137,6 +150,9 @@ class EngineImpl : public Engine {
   const std::shared_ptr<chunkstore::NodeIndex> index_;
   const std::unique_ptr<chunkstore::BlobStore> store_;
 
+  std::once_flag probe_;
+  Capability from_file_;  // set by probe_
+
   std::mutex mutex_;                          // guards what follows
   std::unique_ptr<BlobFs> blob_fs_;           // started by the first EROFS mount
   std::map<std::string, MountState> mounts_;  // by target
@@ -144,13 +160,33 @@ class EngineImpl : public Engine {
   std::vector<MountState> detached_;          // gone by name, but they may have users left
 };
 
-struct Choice {
-  Transport transport;
-  bool loop;
-  std::string reason;
-};
+// Attaches the layers, several at a time: for an origin far away the round trips of many layers would
+// add up.
+absl::StatusOr<std::vector<std::shared_ptr<Blob>>> AttachAll(chunkstore::BlobStore& store,
+                                                             const Image& image) {
+  std::vector<absl::StatusOr<std::shared_ptr<Blob>>> results(image.layers.size(),
+                                                             absl::UnknownError("not attached"));
+  std::atomic<size_t> next = 0;
+  const auto work = [&] {
+    for (size_t i = next++; i < results.size(); i = next++) {
+      results[i] = store.Attach(image.layers[i], image.origin);
+    }
+  };
+  {
+    std::vector<std::jthread> helpers;  // joined at the end of the block
+    for (size_t i = 1; i < std::min(results.size(), kAttachThreads); ++i)
+      helpers.emplace_back(work);
+    work();
+  }
+  std::vector<std::shared_ptr<Blob>> blobs;
+  for (size_t i = 0; i < results.size(); ++i) {
+    RETURN_IF_ERROR(results[i].status(), "layer {}", image.layers[i].digest.ToString());
+    blobs.push_back(*std::move(results[i]));
+  }
+  return blobs;
+}
 
-absl::StatusOr<Choice> ChooseTransport(const MountRequest& request) {
+absl::StatusOr<EngineImpl::Choice> EngineImpl::ChooseTransport(const MountRequest& request) {
   if (request.transport == Transport::kFuse) {
     if (request.loop) {
       return absl::InvalidArgumentError("loop devices go with transport erofs, not with fuse");
@@ -158,6 +194,8 @@ absl::StatusOr<Choice> ChooseTransport(const MountRequest& request) {
     return Choice{Transport::kFuse, false, "asked for"};
   }
   const Capability erofs = CanMountErofs();
+  // Found out by a mount of its own, and always the same in one kernel.
+  std::call_once(probe_, [this] { from_file_ = CanMountErofsFromFile(); });
   if (request.transport == Transport::kErofs || request.loop) {
     if (!erofs.available) {
       return absl::FailedPreconditionError("transport erofs: " + erofs.reason);
@@ -165,14 +203,13 @@ absl::StatusOr<Choice> ChooseTransport(const MountRequest& request) {
   }
   if (request.loop) return Choice{Transport::kErofs, true, "asked for, with loop devices"};
   if (erofs.available) {
-    const Capability from_file = CanMountErofsFromFile();
-    if (from_file.available) {
+    if (from_file_.available) {
       return Choice{Transport::kErofs, false,
                     request.transport == Transport::kErofs
                         ? "asked for"
                         : "root, and the kernel mounts EROFS from files"};
     }
-    return Choice{Transport::kErofs, true, "loop devices, since " + from_file.reason};
+    return Choice{Transport::kErofs, true, "loop devices, since " + from_file_.reason};
   }
   return Choice{Transport::kFuse, false, "no kernel EROFS: " + erofs.reason};
 }
@@ -219,11 +256,7 @@ absl::StatusOr<MountState> EngineImpl::Prepare(const MountRequest& request) {
   }
   ASSIGN_OR_RETURN(const Image image, OpenImage(request.image, oci::Platform::Host()));
   mount.description.manifest_digest = image.manifest_digest.ToString();
-  for (const chunkstore::LayerDescriptor& layer : image.layers) {
-    ASSIGN_OR_RETURN(std::shared_ptr<Blob> blob, store_->Attach(layer, image.origin), "layer {}",
-                     layer.digest.ToString());
-    mount.blobs.push_back(std::move(blob));
-  }
+  ASSIGN_OR_RETURN(mount.blobs, AttachAll(*store_, image));
   ASSIGN_OR_RETURN(mount.metadata, GetMergedMetadata(state_ + "/images", mount.blobs));
   mount.stats = std::make_shared<ReadStats>();
   return mount;
@@ -382,6 +415,23 @@ bool EngineImpl::Idle() {
 }
 
 absl::Status EngineImpl::CleanUpAfterKilledEngine() {
+  std::vector<std::string> left;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(state_ + "/mounts", error)) {
+    left.push_back(entry.path().string());
+  }
+  if (error) return ErrnoStatus(error.value(), fmt::format("read {}/mounts", state_));
+  // Without a directory nothing was mounted, and there is no need to wait for the index.
+  if (!left.empty()) RETURN_IF_ERROR(CleanUpRecordedMounts());
+  for (const std::string& directory : left) {
+    lamina::fs::Unmount(directory + "/lower", /*detach=*/true).IgnoreError();  // mostly gone
+    RemoveTree(directory);
+  }
+  absl::Status status = lamina::fs::Unmount(state_ + "/fuse", /*detach=*/true);
+  return absl::IsNotFound(status) ? absl::OkStatus() : status;
+}
+
+absl::Status EngineImpl::CleanUpRecordedMounts() {
   ASSIGN_OR_RETURN(const auto records, index_->Mounts());
   for (const auto& [id, text] : records) {
     const nlohmann::json record = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
@@ -400,8 +450,7 @@ absl::Status EngineImpl::CleanUpAfterKilledEngine() {
     }
     RETURN_IF_ERROR(index_->RemoveMount(id));
   }
-  absl::Status status = lamina::fs::Unmount(state_ + "/fuse", /*detach=*/true);
-  return absl::IsNotFound(status) ? absl::OkStatus() : status;
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -418,8 +467,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Open(const std::string& state) {
     // A killed engine's FUSE mount point gives ENOTCONN; it is unmounted below.
     if (!status.ok() && name != std::string_view("fuse")) return status;
   }
-  ASSIGN_OR_RETURN(std::shared_ptr<chunkstore::NodeIndex> index,
-                   chunkstore::NodeIndex::Open(state + "/index"));
+  const std::shared_ptr<chunkstore::NodeIndex> index =
+      chunkstore::NodeIndex::OpenInBackground(state + "/index");
   ASSIGN_OR_RETURN(auto store,
                    chunkstore::BlobStore::Open({.directory = state + "/blobs", .index = index}));
   auto engine =

@@ -2,6 +2,7 @@
 #include "fs/engine/metadata_cache.h"
 
 #include <fcntl.h>
+#include <malloc.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -63,6 +64,7 @@ absl::StatusOr<MergedMetadata> OpenCached(const std::string& path) {
       trailer.checksum != Checksum(content)) {
     return absl::DataLossError(path + ": checksum mismatch");
   }
+  DropResident(bytes);  // the kernel reads the file itself, only TreeFs uses the mapping
   return metadata;
 }
 
@@ -97,6 +99,23 @@ void Seal(std::string& image) {
   image.append(reinterpret_cast<const char*>(&trailer), sizeof(trailer));
 }
 
+absl::Status MergeInto(const std::string& path, const std::vector<std::shared_ptr<Blob>>& blobs,
+                       const Digest& key) {
+  {
+    ASSIGN_OR_RETURN(std::string image, Merge(blobs, key));
+    Seal(image);
+    std::error_code error;
+    std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
+    if (error) return ErrnoStatus(error.value(), "create the directory of " + path);
+    // Not synced: the checksum tells what a machine crash leaves of it.
+    RETURN_IF_ERROR(WriteFileAtomically(path, image, 0644, Durability::kCached));
+  }
+  // A merge needs many small pieces of memory for a moment, and the engine lives long.
+  ::malloc_trim(0);
+  for (const auto& blob : blobs) DropResident(blob->metadata());
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const MergedMetadata>> GetMergedMetadata(
@@ -108,12 +127,7 @@ absl::StatusOr<std::shared_ptr<const MergedMetadata>> GetMergedMetadata(
     if (!absl::IsNotFound(cached.status())) {
       spdlog::warn("merged metadata is built again: {}", std::string(cached.status().message()));
     }
-    ASSIGN_OR_RETURN(std::string image, Merge(blobs, key));
-    Seal(image);
-    std::error_code error;
-    std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
-    if (error) return ErrnoStatus(error.value(), "create the directory of " + path);
-    RETURN_IF_ERROR(WriteFileAtomically(path, image));
+    RETURN_IF_ERROR(MergeInto(path, blobs, key));
     cached = OpenCached(path);
     RETURN_IF_ERROR(cached.status());
   }

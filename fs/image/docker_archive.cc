@@ -25,6 +25,7 @@ std::string NormalTag(std::string_view tag) {
 absl::StatusOr<DockerImage> SelectImage(const std::vector<DockerImage>& images,
                                         std::string_view reference) {
   std::vector<std::string> names;
+  names.reserve(images.size());
   for (const DockerImage& image : images) {
     names.push_back(image.tags.empty() ? "(one without a name)"
                                        : fmt::format("{}", fmt::join(image.tags, " = ")));

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fs/mount/fuse_session.h"
 
+#include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
 #include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -40,6 +42,20 @@ class BlockedSignals {
   sigset_t before_;
 };
 
+// An epoll descriptor that waits for both. A request wakes one of the threads only (EPOLLEXCLUSIVE),
+// an end of the session all of them.
+absl::StatusOr<UniqueFd> WatchForEvents(int device, int stop) {
+  UniqueFd events(::epoll_create1(EPOLL_CLOEXEC));
+  if (!events.valid()) return ErrnoStatus(errno, "epoll_create1");
+  epoll_event request{.events = EPOLLIN | EPOLLEXCLUSIVE, .data = {}};
+  epoll_event end{.events = EPOLLIN, .data = {}};
+  if (::epoll_ctl(events.get(), EPOLL_CTL_ADD, device, &request) != 0 ||
+      ::epoll_ctl(events.get(), EPOLL_CTL_ADD, stop, &end) != 0) {
+    return ErrnoStatus(errno, "epoll_ctl");
+  }
+  return events;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<FuseSession>> FuseSession::Start(const Options& options,
@@ -54,11 +70,15 @@ absl::StatusOr<std::unique_ptr<FuseSession>> FuseSession::Start(const Options& o
   char* arguments[] = {name, nullptr};
   fuse_args args = FUSE_ARGS_INIT(1, arguments);
   self->session_ = ::fuse_session_new(&args, &complete, sizeof(complete), self.get());
+  ::fuse_opt_free_args(&args);
   if (self->session_ == nullptr) return absl::ResourceExhaustedError("fuse_session_new failed");
 
   FuseMountOptions mount = options.mount;
   mount.mountpoint = self->mountpoint_;
   ASSIGN_OR_RETURN(UniqueFd device, MountFuse(mount));
+  if (::fcntl(device.get(), F_SETFL, O_RDWR | O_NONBLOCK) != 0) {
+    return ErrnoStatus(errno, "make the FUSE device non-blocking");
+  }
   // For a path of this form libfuse mounts nothing and takes the descriptor over.
   ::fuse_session_mount(self->session_, fmt::format("/dev/fd/{}", device.Release()).c_str());
   ASSIGN_OR_RETURN(const auto info, FindMountAt(self->mountpoint_));
@@ -96,10 +116,19 @@ void FuseSession::Init(void* self, fuse_conn_info* connection) {
 }
 
 absl::Status FuseSession::StartThreads() {
-  buffers_.resize(ThreadCount());
+  // Not libfuse's own loop: nothing makes that end while the file system is in use, which it is when
+  // EROFS holds files of it.
+  stop_.Reset(::eventfd(0, EFD_CLOEXEC));
+  if (!stop_.valid()) return ErrnoStatus(errno, "eventfd");
+  for (unsigned i = 0; i < ThreadCount(); ++i) {
+    ASSIGN_OR_RETURN(UniqueFd events, WatchForEvents(::fuse_session_fd(session_), stop_.get()));
+    events_.push_back(std::move(events));
+  }
   {
     const BlockedSignals blocked;
-    for (fuse_buf& buffer : buffers_) threads_.emplace_back([&] { Serve(buffer); });
+    for (const UniqueFd& events : events_) {
+      threads_.emplace_back([this, fd = events.get()] { Serve(fd); });
+    }
   }
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return initialized_ || ended_; });
@@ -107,31 +136,26 @@ absl::Status FuseSession::StartThreads() {
   return absl::OkStatus();
 }
 
-// libfuse's own loop (fuse_session_loop_mt) starts threads as it goes, and once its last request
-// has been answered nothing makes it look whether it should end.
-void FuseSession::Serve(fuse_buf& buffer) {
-  ::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, nullptr);
-  for (;;) {
-    ::pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, nullptr);
-    const int length = ::fuse_session_receive_buf(session_, &buffer);
-    ::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, nullptr);
-    if (length == -EINTR) continue;
-    if (length <= 0) break;  // the connection is gone
-    ::fuse_session_process_buf(session_, &buffer);
+void FuseSession::Serve(int events) {
+  fuse_buf request{};
+  while (!::fuse_session_exited(session_)) {
+    epoll_event event;
+    if (::epoll_wait(events, &event, 1, -1) < 0) continue;  // EINTR
+    const int length = ::fuse_session_receive_buf(session_, &request);
+    if (length == -EINTR || length == -EAGAIN) continue;  // another thread was faster
+    if (length <= 0) break;
+    ::fuse_session_process_buf(session_, &request);
   }
+  ::free(request.mem);
   std::lock_guard lock(mutex_);
   ended_ = true;
   changed_.notify_all();
 }
 
 void FuseSession::StopThreads() {
-  // With this mark libfuse does not complain of replies that find the connection gone.
   ::fuse_session_exit(session_);
-  // Nothing else wakes a thread that waits in read(2) for a request while the file system is in
-  // use.
-  for (std::thread& thread : threads_) ::pthread_cancel(thread.native_handle());
+  ::eventfd_write(stop_.get(), 1);
   for (std::thread& thread : threads_) thread.join();
-  for (fuse_buf& buffer : buffers_) ::free(buffer.mem);
 }
 
 bool FuseSession::StillMounted() const {

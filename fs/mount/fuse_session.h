@@ -61,7 +61,7 @@ class FuseSession {
   explicit FuseSession(const Options& options, void* owner);
   static void Init(void* self, fuse_conn_info* connection);
   absl::Status StartThreads();
-  void Serve(fuse_buf& buffer);
+  void Serve(int events);
   void StopThreads();
   bool StillMounted() const;
 
@@ -72,7 +72,8 @@ class FuseSession {
   fuse_session* session_ = nullptr;
   std::atomic<unsigned> capabilities_{0};
   std::atomic<bool> ended_{false};
-  std::vector<fuse_buf> buffers_;  // one for each thread
+  UniqueFd stop_;                 // readable (eventfd) once the threads shall end
+  std::vector<UniqueFd> events_;  // epoll, one for each thread
   std::vector<std::thread> threads_;
 
   std::mutex mutex_;

@@ -42,6 +42,20 @@ def _(image):
         layer.whiteout("new/nothing")
 
 
+@case("whiteout.below-what-replaced-the-directory", tar_status=(0, 2))
+def _(image):
+    # umoci writes such layers: the directory became a file or a link, and each of its files gets a
+    # whiteout all the same. GNU tar cannot extract those; there is nothing for them to hide.
+    with image.layer() as layer:
+        for directory in ("becomes-file", "becomes-link", "stays"):
+            layer.file(f"{directory}/x", b"x")
+    with image.layer() as layer:
+        layer.file("becomes-file", b"file")
+        layer.whiteout("becomes-file/x")
+        layer.symlink("becomes-link", "nowhere")
+        layer.whiteout("becomes-link/x")
+
+
 @case("whiteout.in-the-lowest-layer")
 def _(image):
     with image.layer() as layer:
