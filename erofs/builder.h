@@ -17,7 +17,7 @@ namespace lamina::erofs {
 
 // A data device: slot i of the table is devices[i - 1].
 struct Device {
-  std::string tag;      // at most 64 bytes; Lamina puts the hex digest of the layer blob here
+  std::string tag;      // at most 64 bytes: names the content, see FORMAT.md
   uint32_t blocks = 0;  // its length in 4 KiB blocks
 };
 

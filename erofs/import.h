@@ -46,6 +46,7 @@ using TarReadFunction = std::function<absl::StatusOr<size_t>(std::span<std::byte
 //    that is a symbolic link of this archive is followed inside the root; one that is another kind
 //    of file is an error; a missing one is made (mode 0755, owner 0:0, time 0) and marked with
 //    kImpliedXattr (merge.h), as is the root of an archive without an entry for ".".
+//  - A whiteout below a name that this layer gives to a file or symbolic link has no effect.
 //  - A later entry of the same path replaces an earlier one and all below it; a directory again
 //    only changes its attributes, and keeps xattrs that the later entry does not mention.
 //  - A hard link must lead to something that came before, other than a directory; it keeps the

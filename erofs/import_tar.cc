@@ -82,9 +82,14 @@ class TarImporter {
   void UpdateDirectory(InodeIndex directory, Inode inode);
 
   // The directory at `path`, looked up in the tree as a process with this root would: symbolic
-  // links are followed and stay inside. What is missing is made if `create`, else it is kNotFound.
-  absl::StatusOr<InodeIndex> ResolveDirectory(std::string_view path, bool create);
-  absl::StatusOr<InodeIndex> WalkTo(std::string_view path, bool create);
+  // links are followed and stay inside.
+  enum class Walk {
+    kFind,                  // what is missing is kNotFound
+    kCreate,                // what is missing is made
+    kCreateUnlessReplaced,  // and a link or file on the path is kFailedPrecondition
+  };
+  absl::StatusOr<InodeIndex> ResolveDirectory(std::string_view path, Walk walk);
+  absl::StatusOr<InodeIndex> WalkTo(std::string_view path, Walk walk);
 
   void Remove(InodeIndex parent, std::string_view name);
   absl::Status ApplyWhiteouts();
@@ -131,7 +136,7 @@ absl::Status TarImporter::Add(TarEntry& entry) {
   if (is_whiteout) return absl::OkStatus();
 
   const auto [parent_path, name] = Split(path);
-  ASSIGN_OR_RETURN(const InodeIndex parent, ResolveDirectory(parent_path, true));
+  ASSIGN_OR_RETURN(const InodeIndex parent, ResolveDirectory(parent_path, Walk::kCreate));
   if (entry.hard_link) return AddHardLink(entry, parent, name);
   return AddInode(entry, parent, name);
 }
@@ -151,7 +156,11 @@ absl::StatusOr<bool> TarImporter::AddWhiteout(std::string_view path) {
   if (!name.starts_with(kWhiteoutPrefix)) return false;
   if (name.starts_with(kWhiteoutMetaPrefix) && name != kOpaqueWhiteout) return true;
 
-  ASSIGN_OR_RETURN(const InodeIndex parent, ResolveDirectory(parent_path, true));
+  const absl::StatusOr<InodeIndex> found = WalkTo(parent_path, Walk::kCreateUnlessReplaced);
+  // Some builders list all that was in a directory which this layer replaces by something else. The
+  // replacement hides it already.
+  if (absl::IsFailedPrecondition(found.status())) return true;
+  ASSIGN_OR_RETURN(const InodeIndex parent, found);
   RETURN_IF_ERROR(Charge(kEntryMemory + name.size()));
   if (name == kOpaqueWhiteout) {
     opaque_directories_.push_back(parent);
@@ -180,8 +189,8 @@ absl::Status TarImporter::AddHardLink(const TarEntry& entry, InodeIndex parent,
   const std::string target_path = CleanPath(*entry.hard_link);
   const std::string context = fmt::format("hard link to \"{}\"", PrintableName(*entry.hard_link));
   const auto [target_parent_path, target_name] = Split(target_path);
-  ASSIGN_OR_RETURN(const InodeIndex target_parent, ResolveDirectory(target_parent_path, false),
-                   "{}", context);
+  ASSIGN_OR_RETURN(const InodeIndex target_parent,
+                   ResolveDirectory(target_parent_path, Walk::kFind), "{}", context);
   const std::optional<InodeIndex> target = tree_.Find(target_parent, target_name);
   if (!target) return absl::NotFoundError(context + ": not in the archive before this entry");
   if (tree_.inode(*target).is_directory()) {
@@ -246,15 +255,15 @@ void TarImporter::UpdateDirectory(InodeIndex directory, Inode inode) {
   existing = std::move(inode);
 }
 
-absl::StatusOr<InodeIndex> TarImporter::ResolveDirectory(std::string_view path, bool create) {
+absl::StatusOr<InodeIndex> TarImporter::ResolveDirectory(std::string_view path, Walk walk) {
   if (last_directory_ && last_path_ == path) return *last_directory_;
-  ASSIGN_OR_RETURN(const InodeIndex directory, WalkTo(path, create));
+  ASSIGN_OR_RETURN(const InodeIndex directory, WalkTo(path, walk));
   last_path_ = path;
   last_directory_ = directory;
   return directory;
 }
 
-absl::StatusOr<InodeIndex> TarImporter::WalkTo(std::string_view path, bool create) {
+absl::StatusOr<InodeIndex> TarImporter::WalkTo(std::string_view path, Walk walk) {
   std::vector<InodeIndex> directories = {Tree::kRoot};
   std::string rest(path);
   size_t begin = 0;  // of what is still to walk in `rest`
@@ -274,7 +283,7 @@ absl::StatusOr<InodeIndex> TarImporter::WalkTo(std::string_view path, bool creat
     const InodeIndex directory = directories.back();
     std::optional<InodeIndex> next = tree_.Find(directory, part);
     if (!next) {
-      if (!create) {
+      if (walk == Walk::kFind) {
         return absl::NotFoundError(fmt::format("no directory \"{}\"", PrintableName(part)));
       }
       Inode implied;
@@ -286,6 +295,8 @@ absl::StatusOr<InodeIndex> TarImporter::WalkTo(std::string_view path, bool creat
     const Inode& inode = tree_.inode(*next);
     if (inode.is_directory()) {
       directories.push_back(*next);
+    } else if (walk == Walk::kCreateUnlessReplaced) {
+      return absl::FailedPreconditionError("its directory was replaced");
     } else if (!inode.is_symlink()) {
       return absl::InvalidArgumentError(
           fmt::format("\"{}\" on its path is not a directory", PrintableName(part)));

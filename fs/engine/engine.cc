@@ -76,6 +76,27 @@ struct Paths {
   }
 };
 
+// Makes the upper directory of an overlay, if it is not there from an earlier mount. It gets the
+// attributes of the image's root, because overlayfs shows its own for the root of the merged tree.
+absl::Status MakeUpper(const Paths& paths) {
+  if (::mkdir(paths.upper.c_str(), 0700) != 0) {
+    if (errno == EEXIST) return absl::OkStatus();
+    return ErrnoStatus(errno, "create directory " + paths.upper);
+  }
+  struct stat root {};
+  if (::stat(paths.lower.c_str(), &root) != 0 ||
+      ::chown(paths.upper.c_str(), root.st_uid, root.st_gid) != 0 ||
+      ::chmod(paths.upper.c_str(), root.st_mode & 07777) != 0) {
+    return ErrnoStatus(errno,
+                       fmt::format("give {} the attributes of the image's root", paths.upper));
+  }
+  const timespec modified[2] = {{.tv_sec = 0, .tv_nsec = UTIME_OMIT}, root.st_mtim};
+  if (::utimensat(AT_FDCWD, paths.upper.c_str(), modified, 0) != 0) {
+    return ErrnoStatus(errno, "set the time of " + paths.upper);
+  }
+  return absl::OkStatus();
+}
+
 // Counts up from what is there, so that ids stay short and are not used twice.
 std::string NextId(const std::string& state) {
   static_assert(sizeof(unsigned long) == 8);
@@ -144,6 +165,8 @@ class EngineImpl : public Engine {
   absl::Status UnmountParts(const MountState& mount, bool detach);
   bool IsOurs(const MountInfo& info, const MountState& mount) const;
   void Forget(const MountState& mount);
+  // Lets go of detached mounts whose last user has gone. With mutex_ held.
+  void SweepDetached();
 
   const std::string state_;
   const UniqueFd lock_;
@@ -268,7 +291,6 @@ absl::Status EngineImpl::Assemble(const MountRequest& request, MountState& mount
   std::string image_target = request.target;
   if (mount.description.writable) {
     RETURN_IF_ERROR(MakeDirectory(paths.lower, 0755));
-    RETURN_IF_ERROR(MakeDirectory(paths.upper, 0755));
     RETURN_IF_ERROR(MakeDirectory(paths.work, 0755));
     image_target = paths.lower;
   }
@@ -282,6 +304,7 @@ absl::Status EngineImpl::Assemble(const MountRequest& request, MountState& mount
                                                 .stats = mount.stats}));
   }
   if (mount.description.writable) {
+    RETURN_IF_ERROR(MakeUpper(paths));
     RETURN_IF_ERROR(MountOverlay({paths.lower}, paths.upper, paths.work, request.target));
   }
   ASSIGN_OR_RETURN(const std::optional<MountInfo> info, FindMount(request.target));
@@ -334,6 +357,7 @@ bool EngineImpl::IsOurs(const MountInfo& info, const MountState& mount) const {
 }
 
 void EngineImpl::Forget(const MountState& mount) {
+  SweepDetached();
   const std::string& id = mount.description.id;
   if (blob_fs_ != nullptr) blob_fs_->Remove(id);
   RemoveTree(Paths(state_, id, "").directory);
@@ -381,6 +405,7 @@ absl::StatusOr<std::vector<MountReport>> EngineImpl::Report(
 
 void EngineImpl::ForgetGoneMounts() {
   std::lock_guard lock(mutex_);
+  SweepDetached();
   const absl::StatusOr<std::vector<MountInfo>> mounted = ReadMountInfo();
   if (!mounted.ok()) {
     spdlog::error("{}", std::string(mounted.status().message()));
@@ -407,11 +432,15 @@ void EngineImpl::ForgetGoneMounts() {
 
 bool EngineImpl::Idle() {
   std::lock_guard lock(mutex_);
+  SweepDetached();
+  return mounts_.empty() && detached_.empty();
+}
+
+void EngineImpl::SweepDetached() {
   std::erase_if(detached_, [this](const MountState& mount) {
     return mount.tree != nullptr ? mount.tree->ended()
                                  : blob_fs_->open_files(mount.description.id) == 0;
   });
-  return mounts_.empty() && detached_.empty();
 }
 
 absl::Status EngineImpl::CleanUpAfterKilledEngine() {

@@ -31,6 +31,11 @@ absl::StatusOr<Image> ReadImage(std::string_view text, const ImageReference& ref
   ASSIGN_OR_RETURN(image.config_json,
                    layout.ReadDocument(image.manifest.config, "image configuration"));
   ASSIGN_OR_RETURN(image.config, oci::ImageConfig::Parse(image.config_json));
+  if (layers.size() != image.config.diff_ids.size()) {
+    return absl::InvalidArgumentError(
+        fmt::format("the manifest has {} layers, but the configuration has {} diff_ids",
+                    layers.size(), image.config.diff_ids.size()));
+  }
   for (size_t i = 0; i < layers.size(); ++i) {
     ASSIGN_OR_RETURN(const chunkstore::LayerDescriptor layer, layers[i].ToLayerDescriptor(),
                      "manifest: layers[{}]", i);

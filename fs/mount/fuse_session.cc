@@ -42,8 +42,8 @@ class BlockedSignals {
   sigset_t before_;
 };
 
-// An epoll descriptor that waits for both. A request wakes one of the threads only (EPOLLEXCLUSIVE),
-// an end of the session all of them.
+// An epoll descriptor that waits for both. A request wakes one of the threads only
+// (EPOLLEXCLUSIVE), an end of the session all of them.
 absl::StatusOr<UniqueFd> WatchForEvents(int device, int stop) {
   UniqueFd events(::epoll_create1(EPOLL_CLOEXEC));
   if (!events.valid()) return ErrnoStatus(errno, "epoll_create1");
@@ -116,8 +116,8 @@ void FuseSession::Init(void* self, fuse_conn_info* connection) {
 }
 
 absl::Status FuseSession::StartThreads() {
-  // Not libfuse's own loop: nothing makes that end while the file system is in use, which it is when
-  // EROFS holds files of it.
+  // Not libfuse's own loop: nothing makes that end while the file system is in use, which it is
+  // when EROFS holds files of it.
   stop_.Reset(::eventfd(0, EFD_CLOEXEC));
   if (!stop_.valid()) return ErrnoStatus(errno, "eventfd");
   for (unsigned i = 0; i < ThreadCount(); ++i) {

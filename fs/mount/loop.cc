@@ -24,8 +24,8 @@ absl::StatusOr<LoopDevice> LoopDevice::Attach(const std::string& file) {
   loop_config config{};
   config.fd = static_cast<uint32_t>(backing.get());
   config.block_size = 4096;
-  // With direct I/O content is not cached a second time, under the loop device. The kernel leaves it
-  // where the backing file has none.
+  // With direct I/O content is not cached a second time, under the loop device. The kernel leaves
+  // it where the backing file has none.
   config.info.lo_flags = LO_FLAGS_READ_ONLY | LO_FLAGS_AUTOCLEAR | LO_FLAGS_DIRECT_IO;
   // For losetup(8) only; the array's last byte stays NUL.
   std::copy_n(file.begin(), std::min<size_t>(file.size(), LO_NAME_SIZE - 1),

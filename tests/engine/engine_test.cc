@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -102,6 +103,24 @@ TEST_P(EngineTest, WritableMountKeepsChangesAwayFromTheImage) {
   ASSERT_TRUE(engine->Mount(Request()).ok());
   EXPECT_EQ(Slurp(image_.mountpoint() + "/hello.txt"), image_.hello());
   EXPECT_EQ(Slurp(image_.mountpoint() + "/data.bin"), image_.data());
+}
+
+TEST_P(EngineTest, RootOfAWritableMountHasTheAttributesOfTheImage) {
+  const std::unique_ptr<Engine> engine = Open();
+  struct stat plain {};
+  struct stat writable {};
+  MountRequest request = Request();
+  ASSERT_TRUE(engine->Mount(request).ok());
+  ASSERT_EQ(::stat(image_.mountpoint().c_str(), &plain), 0);
+  ASSERT_TRUE(engine->Unmount(image_.mountpoint()).ok());
+  request.writable = true;
+  ASSERT_TRUE(engine->Mount(request).ok());
+  ASSERT_EQ(::stat(image_.mountpoint().c_str(), &writable), 0);
+  EXPECT_EQ(writable.st_mode, plain.st_mode);
+  EXPECT_EQ(writable.st_uid, plain.st_uid);
+  EXPECT_EQ(writable.st_gid, plain.st_gid);
+  EXPECT_EQ(writable.st_mtim.tv_sec, plain.st_mtim.tv_sec);
+  EXPECT_EQ(writable.st_mtim.tv_nsec, plain.st_mtim.tv_nsec);
 }
 
 TEST_P(EngineTest, WritableDirectoryKeepsChangesForTheNextMount) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <random>
 
@@ -33,6 +34,8 @@ TestImage::TestImage() : directory_(MakeDirectory()) {
   for (const std::string& path : {root, mountpoint()}) ::mkdir(path.c_str(), 0755);
   Write(root + "/hello.txt", hello_);
   Write(root + "/data.bin", data_);
+  ::chmod(root.c_str(), 0751);
+  EXPECT_EQ(::chown(root.c_str(), 7, 8), ::geteuid() == 0 ? 0 : -1);
   const absl::StatusOr<ConvertResult> result =
       Convert({.source = "dir:" + root, .destination = reference()});
   if (!result.ok()) ADD_FAILURE() << result.status();

@@ -56,6 +56,24 @@ TEST(ImportTarWhiteoutTest, WhiteoutMakesMissingParents) {
   EXPECT_TRUE(At(Import(TarWriter().File("a/b/.wh.c").Finish()), "a/b/c").is_whiteout());
 }
 
+TEST(ImportTarWhiteoutTest, WhiteoutsBelowWhatReplacedTheirDirectoryHaveNoEffect) {
+  for (const bool before : {false, true}) {
+    for (const bool link : {false, true}) {
+      TarWriter tar;
+      if (before) tar.File("e/.wh.old").File("e/f/.wh..wh..opq");
+      if (link) {
+        tar.Symlink("e", "elsewhere");
+      } else {
+        tar.File("e", "content");
+      }
+      if (!before) tar.File("e/.wh.old").File("e/f/.wh..wh..opq");
+      const Tree tree = Import(tar.Finish());
+      EXPECT_EQ(At(tree, "e").is_symlink(), link);
+      EXPECT_EQ(tree.entry_count(Tree::kRoot), 1U);
+    }
+  }
+}
+
 TEST(ImportTarWhiteoutTest, WhiteoutTwiceIsOne) {
   EXPECT_TRUE(At(Import(TarWriter().File(".wh.c").File(".wh.c").Finish()), "c").is_whiteout());
 }

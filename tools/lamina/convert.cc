@@ -92,7 +92,7 @@ void AddConvert(CLI::App& app, Action& run) {
       ->add_option("--jobs", options->convert.jobs,
                    "Compression threads, 0 for one a processor; the result is the same")
       ->capture_default_str()
-      ->check(CLI::Range(0, 1024));
+      ->check(CLI::Range(0, 256));
   command->add_flag("--json", options->json, "Print the result as JSON");
   command->callback([options, &run] { run = [options] { return Run(*options); }; });
 }
