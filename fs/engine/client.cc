@@ -91,8 +91,10 @@ absl::StatusOr<json> Client::Call(const json& request, bool start_engine) {
       last = line.status();
       continue;
     }
-    if (request["op"] == "unmount") WaitForClose(socket->get());
-    return ParseReply(*line);
+    absl::StatusOr<json> reply = ParseReply(*line);
+    // After an unmount, or a mount that failed, the engine may have nothing left to do.
+    if (request["op"] == "unmount" || !reply.ok()) WaitForClose(socket->get());
+    return reply;
   }
   return Annotate(std::move(last), fmt::format("engine of {}", state_));
 }

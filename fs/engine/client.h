@@ -12,7 +12,8 @@
 
 namespace lamina::fs {
 
-// Calls may block for as long as the engine needs; each is one connection. Replies are JSON as
+// Calls may block for as long as the engine needs; each is one connection. After an unmount, and after
+// an error, they also wait for the engine to end if it has nothing left to do. Replies are JSON as
 // messages.h has it.
 class Client {
  public:
@@ -22,7 +23,6 @@ class Client {
       : state_(std::move(state)), program_(std::move(program)) {}
 
   absl::StatusOr<nlohmann::json> Mount(const MountRequest& request);
-  // Also waits for the engine to end if it has nothing left to do.
   absl::Status Unmount(const std::string& target);
   // An empty array if there is no engine.
   absl::StatusOr<nlohmann::json> Report(const std::optional<std::string>& target);

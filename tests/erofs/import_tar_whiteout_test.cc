@@ -131,12 +131,6 @@ TEST(ImportTarWhiteoutTest, HardLinkToAWhiteoutNameIsAnError) {
               AllOf(HasSubstr("\"b\""), HasSubstr("hard link to \"a\"")));
 }
 
-TEST(ImportTarWhiteoutTest, WhiteoutBelowASymlinkGoesWhereItLeads) {
-  const Tree tree =
-      Import(TarWriter().Directory("usr/lib").Symlink("lib", "usr/lib").File("lib/.wh.a").Finish());
-  EXPECT_TRUE(At(tree, "usr/lib/a").is_whiteout());
-}
-
 TEST(ImportTarWhiteoutTest, AufsMetadataIsIgnored) {
   TarWriter tar;
   tar.File(".wh..wh.aufs").Directory(".wh..wh.plnk").File(".wh..wh.plnk/1.2", "x");

@@ -24,6 +24,7 @@ from oci_layout import Image
 TESTS = {}
 TRANSPORTS = ("erofs", "fuse")
 COMMAND_TIMEOUT = 300
+COMPARE_TIMEOUT = 1500
 
 
 class Failure(Exception):
@@ -214,7 +215,7 @@ def wait_until(condition, what, seconds=30):
 
 def compare(expected, actual, *options):
     result = subprocess.run([program("COMPARE_TREES"), *options, str(expected), str(actual)],
-                            check=False, capture_output=True, timeout=COMMAND_TIMEOUT)
+                            check=False, capture_output=True, timeout=COMPARE_TIMEOUT)
     check(result.returncode == 0,
           f"{actual} is not as expected (left is expected, right what Lamina shows):\n"
           + (result.stdout + result.stderr).decode(errors="replace"))
