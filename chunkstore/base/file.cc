@@ -103,7 +103,8 @@ absl::StatusOr<std::string> ReadFileToString(const std::string& path, uint64_t l
   return content;
 }
 
-absl::Status WriteFileAtomically(const std::string& path, std::string_view content, uint32_t mode, Durability durability) {
+absl::Status WriteFileAtomically(const std::string& path, std::string_view content, uint32_t mode,
+                                 Durability durability) {
   std::string temporary = path + ".XXXXXX";
   UniqueFd fd(::mkostemp(temporary.data(), O_CLOEXEC));
   if (!fd.valid()) return ErrnoStatus(errno, "create " + temporary);
@@ -121,7 +122,8 @@ absl::Status WriteFileAtomically(const std::string& path, std::string_view conte
 
 void DropResident(std::span<const std::byte> mapped) {
   // Advice: there is nothing to do about a failure, and nothing wrong with one.
-  if (!mapped.empty()) ::madvise(const_cast<std::byte*>(mapped.data()), mapped.size(), MADV_DONTNEED);
+  if (!mapped.empty())
+    ::madvise(const_cast<std::byte*>(mapped.data()), mapped.size(), MADV_DONTNEED);
 }
 
 absl::StatusOr<TemporaryDirectory> TemporaryDirectory::Create(const std::string& parent,
