@@ -270,8 +270,8 @@ absl::Status Comparer::CompareContent(const Place& left, const Place& right, uin
     if (!right_segments.problem.empty()) Report(path, "right " + right_segments.problem);
     data = Union(left_segments.data, right_segments.data);
   }
-  std::vector<char> left_buffer(kReadSize);
-  std::vector<char> right_buffer(kReadSize);
+  std::vector<char> left_buffer(std::min<uint64_t>(size, kReadSize));
+  std::vector<char> right_buffer(std::min<uint64_t>(size, kReadSize));
   for (const Range& range : data) {
     for (uint64_t offset = range.begin; offset < range.end; offset += kReadSize) {
       const size_t length = std::min<uint64_t>(kReadSize, range.end - offset);
