@@ -26,18 +26,8 @@ std::string Base256(size_t width, int64_t value) {
   return field;
 }
 
-class ImportTarFormatTest : public ::testing::Test {
+class ImportTarFormatTest : public TarImportFixture {
  protected:
-  Tree Import(std::string_view archive) {
-    absl::StatusOr<Tree> tree = ImportBytes(archive, sink_);
-    EXPECT_TRUE(tree.ok()) << tree.status();
-    return tree.ok() ? *std::move(tree) : Tree();
-  }
-  std::string Error(std::string_view archive) {
-    absl::StatusOr<Tree> tree = ImportBytes(archive, sink_);
-    EXPECT_FALSE(tree.ok());
-    return tree.ok() ? "" : std::string(tree.status().message());
-  }
   Inode ImportOne(TarFields fields) {
     fields.name = "x";
     return At(Import(TarWriter().Add(fields).Finish()), "x");
@@ -45,8 +35,6 @@ class ImportTarFormatTest : public ::testing::Test {
   Inode ImportPax(const std::vector<std::pair<std::string, std::string>>& records) {
     return At(Import(TarWriter().Pax(records).File("x").Finish()), "x");
   }
-
-  RecordingSink sink_;
 };
 
 // Numbers.

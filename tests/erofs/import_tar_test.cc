@@ -17,23 +17,11 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-class ImportTarTest : public ::testing::Test {
+class ImportTarTest : public TarImportFixture {
  protected:
-  Tree Import(std::string_view archive) {
-    absl::StatusOr<Tree> tree = ImportBytes(archive, sink_);
-    EXPECT_TRUE(tree.ok()) << tree.status();
-    return tree.ok() ? *std::move(tree) : Tree();
-  }
-  std::string Error(std::string_view archive) {
-    absl::StatusOr<Tree> tree = ImportBytes(archive, sink_);
-    EXPECT_FALSE(tree.ok());
-    return tree.ok() ? "" : std::string(tree.status().message());
-  }
   std::string Paths(std::string_view archive) {
     return Describe(Import(archive), sink_, {.root = false, .mtime = false});
   }
-
-  RecordingSink sink_;
 };
 
 TEST_F(ImportTarTest, EveryFileTypeKeepsItsAttributes) {

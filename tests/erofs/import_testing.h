@@ -5,6 +5,8 @@
 #ifndef LAMINA_TESTS_EROFS_IMPORT_TESTING_H_
 #define LAMINA_TESTS_EROFS_IMPORT_TESTING_H_
 
+#include <gtest/gtest.h>
+
 #include <cstdint>
 #include <span>
 #include <string>
@@ -121,6 +123,23 @@ std::string XattrOf(const Inode& inode, std::string_view name);
 std::string Shell(const std::string& command);
 // Writes a file for a shell command to use.
 void WriteTestFile(const std::string& path, std::string_view content);
+
+// Imports archives; content is in `sink_`.
+class TarImportFixture : public ::testing::Test {
+ protected:
+  Tree Import(std::string_view archive) {
+    absl::StatusOr<Tree> tree = ImportBytes(archive, sink_);
+    EXPECT_TRUE(tree.ok()) << tree.status();
+    return tree.ok() ? *std::move(tree) : Tree();
+  }
+  std::string Error(std::string_view archive) {
+    absl::StatusOr<Tree> tree = ImportBytes(archive, sink_);
+    EXPECT_FALSE(tree.ok());
+    return tree.ok() ? "" : std::string(tree.status().message());
+  }
+
+  RecordingSink sink_;
+};
 
 }  // namespace lamina::erofs
 
