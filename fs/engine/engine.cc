@@ -484,7 +484,8 @@ absl::Status EngineImpl::CleanUpRecordedMounts() {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Engine>> Engine::Open(const std::string& state) {
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Open(const EngineOptions& options) {
+  const std::string& state = options.state;
   std::error_code error;
   std::filesystem::create_directories(std::filesystem::path(state).parent_path(), error);
   if (error) return ErrnoStatus(error.value(), "create the parent of " + state);

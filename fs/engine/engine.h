@@ -63,12 +63,16 @@ struct MountReport {
   std::shared_ptr<const chunkstore::ReadStats> stats;
 };
 
+struct EngineOptions {
+  std::string state;  // directory, made if missing, mode 0700
+};
+
 // Thread-safe.
 class Engine {
  public:
-  // Takes the state directory (made if missing, mode 0700). kUnavailable if another engine has it.
+  // Takes the state directory. kUnavailable if another engine has it.
   // What an engine that was killed left mounted is unmounted: its readers get errors already.
-  static absl::StatusOr<std::unique_ptr<Engine>> Open(const std::string& state);
+  static absl::StatusOr<std::unique_ptr<Engine>> Open(const EngineOptions& options);
   // Unmounts what is still mounted; busy mounts are detached.
   virtual ~Engine() = default;
 

@@ -111,12 +111,12 @@ class Server {
  public:
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options) {
     auto server = std::make_unique<Server>(options);
-    ASSIGN_OR_RETURN(server->engine_, Engine::Open(options.state));
+    ASSIGN_OR_RETURN(server->engine_, Engine::Open(options.engine));
     ASSIGN_OR_RETURN(server->signals_, StopSignals());
     ASSIGN_OR_RETURN(server->mountinfo_, OpenFile("/proc/self/mountinfo", O_RDONLY));
     server->wake_.Reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (!server->wake_.valid()) return ErrnoStatus(errno, "eventfd");
-    ASSIGN_OR_RETURN(server->listener_, ListenUnix(options.state, kControlSocket));
+    ASSIGN_OR_RETURN(server->listener_, ListenUnix(options.engine.state, kControlSocket));
     return server;
   }
   explicit Server(const ServerOptions& options) : options_(options) {}
@@ -124,7 +124,7 @@ class Server {
   // Clients in the queue that were not accepted see their connection close unanswered, and start an
   // engine of their own. Those that were answered see it close when this process has ended.
   ~Server() {
-    if (listener_.valid()) ::unlink((options_.state + "/" + kControlSocket).c_str());
+    if (listener_.valid()) ::unlink((options_.engine.state + "/" + kControlSocket).c_str());
     listener_.Reset();
     for (Connection& connection : connections_) {
       if (connection.done()) connection.LeaveOpen();

@@ -9,11 +9,12 @@
 #include <string>
 
 #include "chunkstore/base/status.h"
+#include "fs/engine/engine.h"
 
 namespace lamina::fs {
 
 struct ServerOptions {
-  std::string state;
+  EngineOptions engine;
   // End as soon as the engine is idle (once it has served a request): for engines that the CLI
   // starts on demand.
   bool end_when_idle = false;

@@ -37,7 +37,7 @@ class EngineTest : public ::testing::TestWithParam<Transport> {
   }
 
   std::unique_ptr<Engine> Open() {
-    absl::StatusOr<std::unique_ptr<Engine>> engine = Engine::Open(image_.state());
+    absl::StatusOr<std::unique_ptr<Engine>> engine = Engine::Open({.state = image_.state()});
     EXPECT_TRUE(engine.ok()) << engine.status();
     return *std::move(engine);
   }
@@ -231,7 +231,7 @@ TEST_P(EngineTest, MountsOfAKilledEngineAreRemovedByTheNext) {
 
 TEST_P(EngineTest, StateDirectoryHasOneEngine) {
   const std::unique_ptr<Engine> engine = Open();
-  const absl::Status status = Engine::Open(image_.state()).status();
+  const absl::Status status = Engine::Open({.state = image_.state()}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(status.message()), HasSubstr(image_.state()));
 }

@@ -52,7 +52,7 @@ absl::StatusOr<int> Run(Options& options) {
   UniqueFd ready(options.ready_fd);
   if (ready.valid()) {
     ::fcntl(ready.get(), F_SETFD, FD_CLOEXEC);
-    if (absl::Status status = Detach(options.server.state); !status.ok()) {
+    if (absl::Status status = Detach(options.server.engine.state); !status.ok()) {
       Tell(ready, fs::ErrorToJson(status).dump());
       return status;
     }
@@ -81,7 +81,7 @@ void AddServe(CLI::App& app, Action& run) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand(
       "serve", "Serve the mounts of a state directory; other commands start this when needed");
-  AddStateOption(*command, options->server.state);
+  AddStateOption(*command, options->server.engine.state);
   command->add_flag("--end-when-idle", options->server.end_when_idle,
                     "End when the last mount goes");
   command->add_option("--ready-fd", options->ready_fd,
