@@ -109,9 +109,7 @@ absl::StatusOr<std::shared_ptr<Blob>> DirectoryStore::Attach(const LayerDescript
         blob->descriptor().section_table_digest.ToString(),
         descriptor.section_table_digest.ToString()));
   }
-  std::shared_ptr<Blob> handle = blob->NewHandle();
-  blob->StartLoadingChunks();
-  return handle;
+  return blob->NewHandle();
 }
 
 absl::StatusOr<std::unique_ptr<LocalBlob>> DirectoryStore::OpenLocal(

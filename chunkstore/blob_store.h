@@ -65,6 +65,11 @@ class Blob {
   virtual void Fetch(uint64_t offset, uint64_t length, Priority priority,
                      std::shared_ptr<ReadStats> stats, std::function<void(absl::Status)> done) = 0;
 
+  // Gets the chunk table and puts it into the node's index, in the background: from then on frames
+  // are copied from other blobs where they can be, and other blobs' from this one. Apart from
+  // Attach, since it costs more than attaching: call it when nobody waits any more.
+  virtual void ShareChunks() = 0;
+
   // Frames in the data file (verified or not), and their uncompressed bytes.
   virtual uint64_t present_frames() const = 0;
 };

@@ -9,9 +9,11 @@
 #include <rocksdb/table.h>
 #include <rocksdb/write_batch.h>
 
+#include <algorithm>
 #include <cstring>
 #include <future>
 #include <mutex>
+#include <numeric>
 
 #include "chunkstore/base/file.h"
 #include "chunkstore/directory_lock.h"
@@ -176,6 +178,7 @@ absl::Status RocksIndex::Write(rocksdb::WriteBatch* batch, Log log, std::string_
   std::lock_guard lock(write_mutex_);
   rocksdb::WriteOptions options;
   options.disableWAL = log == Log::kNone;
+  options.memtable_insert_hint_per_batch = true;  // batches of chunks are sorted
   // A log is not synced: a machine crash takes the mounts with it that it tells of.
   return ToStatus(database_->Write(options, batch), directory_, action);
 }
@@ -183,8 +186,15 @@ absl::Status RocksIndex::Write(rocksdb::WriteBatch* batch, Log log, std::string_
 template <typename AddToBatch>
 absl::Status RocksIndex::ForEachChunk(const ChunkTable& chunks, std::string_view action,
                                       const AddToBatch& add) {
+  // In the order of the keys, each is found beside the one before it; otherwise a large blob costs
+  // several times as much.
+  std::vector<uint32_t> sorted(chunks.size());
+  std::iota(sorted.begin(), sorted.end(), 0);
+  std::sort(sorted.begin(), sorted.end(), [&](uint32_t left, uint32_t right) {
+    return std::ranges::lexicographical_compare(chunks[left].digest, chunks[right].digest);
+  });
   rocksdb::WriteBatch batch;
-  for (uint32_t i = 0; i < chunks.size(); ++i) {
+  for (const uint32_t i : sorted) {
     add(chunks[i], &batch);
     if (batch.GetDataSize() < kMaxBatch) continue;
     RETURN_IF_ERROR(Write(&batch, Log::kNone, action));

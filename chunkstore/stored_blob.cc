@@ -92,7 +92,7 @@ std::shared_ptr<Blob> StoredBlob::NewHandle() {
   return {std::make_shared<Handle>(shared_from_this()), this};
 }
 
-void StoredBlob::StartLoadingChunks() {
+void StoredBlob::ShareChunks() {
   if (copier_ == nullptr || chunks_.load() != nullptr || loading_chunks_.exchange(true)) return;
   pool_->Add(std::make_shared<LoadChunksTask>(shared_from_this()));
 }

@@ -34,8 +34,6 @@ class StoredBlob : public Blob, public std::enable_shared_from_this<StoredBlob> 
   // What users get.
   std::shared_ptr<Blob> NewHandle();
   void SetOrigin(std::shared_ptr<Origin> origin) { origin_.SetOrigin(std::move(origin)); }
-  // Gets the chunk table in the background, unless it is there or not needed.
-  void StartLoadingChunks();
 
   const LayerDescriptor& descriptor() const override { return descriptor_; }
   uint64_t size() const override { return uint64_t{blocks()} * kBlockSize; }
@@ -46,6 +44,7 @@ class StoredBlob : public Blob, public std::enable_shared_from_this<StoredBlob> 
   bool Ready(uint64_t offset, uint64_t length) const override;
   void Fetch(uint64_t offset, uint64_t length, Priority priority, std::shared_ptr<ReadStats> stats,
              std::function<void(absl::Status)> done) override;
+  void ShareChunks() override;
   uint64_t present_frames() const override { return local_->present().count(); }
 
  private:

@@ -258,6 +258,7 @@ absl::StatusOr<MountDescription> EngineImpl::Mount(const MountRequest& request) 
     return Annotate(std::move(status), fmt::format("mount {}", request.image));
   }
   const MountDescription description = mount.description;
+  for (const auto& blob : mount.blobs) blob->ShareChunks();
   mounts_.emplace(request.target, std::move(mount));
   spdlog::info("mounted {} at {} by {} ({})", description.image, description.target,
                TransportName(description.transport), description.reason);

@@ -44,7 +44,7 @@ class ChunkCopyTest : public StoreTest {
                                std::shared_ptr<Origin> origin) {
     auto attached = store.Attach(blob.descriptor(), std::move(origin));
     EXPECT_TRUE(attached.ok()) << attached.status();
-    // The chunk table comes in the background.
+    (*attached)->ShareChunks();
     while (!index_->HasBlob(blob.info.digest).value()) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }

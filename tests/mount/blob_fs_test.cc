@@ -50,6 +50,7 @@ class FakeBlob final : public chunkstore::Blob {
     waiting_.push_back(std::move(done));
     changed_.notify_all();
   }
+  void ShareChunks() override {}
   uint64_t present_frames() const override { return 0; }
 
   void set_ready(bool ready) { ready_ = ready; }
