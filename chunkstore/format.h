@@ -42,6 +42,9 @@ inline constexpr uint32_t kMaxFrameLength = kFrameSize + kFrameSize / 256;
 
 // Data and metadata files on a node are padded to this, so that they can be virtio-pmem devices.
 inline constexpr uint64_t kFileAlignment = 2 << 20;
+constexpr uint64_t PaddedFileSize(uint64_t size) {
+  return (size + kFileAlignment - 1) / kFileAlignment * kFileAlignment;
+}
 
 struct FrameRecord {
   uint64_t offset;       // of the zstd frame in the object

@@ -53,10 +53,6 @@ std::string_view ChecksumsAsText(const Checksums& checksums) {
   return {reinterpret_cast<const char*>(&checksums), sizeof(checksums)};
 }
 
-uint64_t Padded(uint64_t size) {
-  return (size + kFileAlignment - 1) / kFileAlignment * kFileAlignment;
-}
-
 // Read, not mapped, so that the pages do not count as the process's memory.
 absl::StatusOr<uint64_t> ChecksumOfFile(int fd, uint64_t length) {
   constexpr uint64_t kPiece = 128 << 10;
@@ -136,13 +132,13 @@ absl::Status LocalBlob::OpenTables(const LayerDescriptor& descriptor) {
   ASSIGN_OR_RETURN(frames_, FrameTable::Parse(std::as_const(frames_file_).bytes(), sections_));
   const uint64_t metadata_length = sections_.metadata.uncompressed_length;
   ASSIGN_OR_RETURN(metadata_, MapChecked(directory_ + kMetadata, metadata_length,
-                                         Padded(metadata_length), checksums.metadata));
+                                         PaddedFileSize(metadata_length), checksums.metadata));
   return absl::OkStatus();
 }
 
 absl::Status LocalBlob::OpenData() {
   const std::string path = directory_ + kData;
-  data_size_ = Padded(uint64_t{sections_.blocks} * kBlockSize);
+  data_size_ = PaddedFileSize(uint64_t{sections_.blocks} * kBlockSize);
   ASSIGN_OR_RETURN(data_, OpenFile(path, O_RDWR | O_CREAT));
   ASSIGN_OR_RETURN(const uint64_t size, FileSize(data_.get()), "{}", path);
   // What a truncated file has lost is a hole now, which does not match the checksums of its frames.
@@ -167,7 +163,7 @@ absl::Status LocalBlob::Create(const std::string& directory, const LayerDescript
     uint64_t size;
   } files[] = {{kSections, tables.section_table, tables.section_table.size()},
                {kFrames, tables.frames, tables.frames.size()},
-               {kMetadata, tables.metadata, Padded(tables.metadata.size())},
+               {kMetadata, tables.metadata, PaddedFileSize(tables.metadata.size())},
                {kChecksums, ChecksumsAsText(checksums), sizeof(checksums)}};
   for (const auto& file : files) {
     RETURN_IF_ERROR(WriteNewFile(made.path() + file.name, file.content, file.size));

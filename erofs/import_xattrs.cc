@@ -13,8 +13,7 @@ namespace lamina::erofs {
 namespace {
 
 constexpr std::array<std::string_view, 3> kNamespaces = {"user.", "trusted.", "security."};
-constexpr std::array<std::string_view, 3> kLayerPrefixes = {"trusted.overlay.", "user.overlay.",
-                                                            "trusted.lamina."};
+constexpr std::string_view kLaminaPrefix = "trusted.lamina.";
 
 bool StartsWithAny(std::string_view name, const auto& prefixes) {
   return std::any_of(prefixes.begin(), prefixes.end(),
@@ -24,7 +23,7 @@ bool StartsWithAny(std::string_view name, const auto& prefixes) {
 bool IsKept(const Inode& inode, std::string_view name) {
   if (name == kAccessAclXattr) return !inode.is_symlink();
   if (name == kDefaultAclXattr) return inode.is_directory();
-  if (StartsWithAny(name, kLayerPrefixes)) return false;
+  if (StartsWithAny(name, kOverlayPrefixes) || name.starts_with(kLaminaPrefix)) return false;
   if (name.starts_with("user.")) return inode.is_regular() || inode.is_directory();
   return StartsWithAny(name, kNamespaces);
 }

@@ -5,6 +5,7 @@
 #ifndef LAMINA_EROFS_IMPORT_XATTRS_H_
 #define LAMINA_EROFS_IMPORT_XATTRS_H_
 
+#include <array>
 #include <string>
 #include <string_view>
 
@@ -12,6 +13,10 @@
 
 namespace lamina::erofs {
 
+// The xattrs that overlayfs keeps for itself: trusted.*, and user.* when mounted with "userxattr"
+// (kernel documentation, filesystems/overlayfs.rst).
+inline constexpr std::array<std::string_view, 2> kOverlayPrefixes = {"trusted.overlay.",
+                                                                     "user.overlay."};
 inline constexpr std::string_view kOpaqueXattr = "trusted.overlay.opaque";
 
 // Brings the xattrs of a new inode, whose type and mode are set, into the form that the kernel

@@ -9,14 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "erofs/import_xattrs.h"
 #include "erofs/merge.h"
 
 namespace lamina::erofs {
 namespace {
-
-// The xattrs that overlayfs keeps for itself: trusted.*, and user.* when mounted with "userxattr"
-// (kernel documentation, filesystems/overlayfs.rst).
-constexpr std::string_view kOverlayPrefixes[] = {"trusted.overlay.", "user.overlay."};
 
 bool IsOverlayXattr(const Xattr& xattr) {
   return std::any_of(std::begin(kOverlayPrefixes), std::end(kOverlayPrefixes),

@@ -90,9 +90,7 @@ absl::StatusOr<std::string> Merge(const std::vector<std::shared_ptr<Blob>>& blob
 
 // Appends zeros and the trailer to the next multiple of the file alignment.
 void Seal(std::string& image) {
-  const uint64_t needed = image.size() + sizeof(Trailer);
-  const uint64_t padded = (needed + chunkstore::kFileAlignment - 1) / chunkstore::kFileAlignment *
-                          chunkstore::kFileAlignment;
+  const uint64_t padded = chunkstore::PaddedFileSize(image.size() + sizeof(Trailer));
   image.resize(padded - sizeof(Trailer), '\0');
   Trailer trailer{.checksum = Checksum(AsBytes(image))};
   std::memcpy(trailer.magic, kTrailerMagic, sizeof(kTrailerMagic));

@@ -15,7 +15,7 @@
 #include "chunkstore/base/file.h"
 #include "tests/compare/file_view.h"
 
-namespace lamina::testing {
+namespace lamina::compare {
 namespace {
 
 constexpr std::pair<std::string_view, Property> kPropertyNames[] = {
@@ -312,4 +312,4 @@ absl::StatusOr<Comparison> CompareTrees(const std::string& left, const std::stri
   return comparer.Take();
 }
 
-}  // namespace lamina::testing
+}  // namespace lamina::compare

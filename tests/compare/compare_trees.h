@@ -21,7 +21,7 @@
 
 #include "chunkstore/base/status.h"
 
-namespace lamina::testing {
+namespace lamina::compare {
 
 // What can be left out of a comparison. Names, types, link targets and rdev never are.
 enum class Property {
@@ -57,6 +57,6 @@ struct Comparison {
 absl::StatusOr<Comparison> CompareTrees(const std::string& left, const std::string& right,
                                         const CompareOptions& options);
 
-}  // namespace lamina::testing
+}  // namespace lamina::compare
 
 #endif  // LAMINA_TESTS_COMPARE_COMPARE_TREES_H_

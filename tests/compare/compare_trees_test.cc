@@ -18,7 +18,7 @@
 #include "chunkstore/base/file.h"
 #include "tests/compare/file_view.h"
 
-namespace lamina::testing {
+namespace lamina::compare {
 namespace {
 
 using ::testing::ElementsAre;
@@ -267,4 +267,4 @@ TEST(PropertyTest, UnknownNamesAreRefused) {
 }
 
 }  // namespace
-}  // namespace lamina::testing
+}  // namespace lamina::compare

@@ -11,7 +11,7 @@
 #include <cerrno>
 #include <cstring>
 
-namespace lamina::testing {
+namespace lamina::compare {
 namespace {
 
 constexpr size_t kMaxPrinted = 200;
@@ -180,4 +180,4 @@ std::vector<Range> Union(const std::vector<Range>& a, const std::vector<Range>& 
   return joined;
 }
 
-}  // namespace lamina::testing
+}  // namespace lamina::compare

@@ -15,7 +15,7 @@
 #include "chunkstore/base/file.h"
 #include "chunkstore/base/status.h"
 
-namespace lamina::testing {
+namespace lamina::compare {
 
 inline constexpr size_t kReadSize = 1 << 20;
 
@@ -55,6 +55,6 @@ struct Segments {
 absl::StatusOr<Segments> ReadSegments(int file, uint64_t size);
 std::vector<Range> Union(const std::vector<Range>& a, const std::vector<Range>& b);
 
-}  // namespace lamina::testing
+}  // namespace lamina::compare
 
 #endif  // LAMINA_TESTS_COMPARE_FILE_VIEW_H_

@@ -16,7 +16,7 @@
 
 namespace {
 
-using lamina::testing::CompareOptions;
+using lamina::compare::CompareOptions;
 
 struct Arguments {
   CompareOptions options;
@@ -26,7 +26,7 @@ struct Arguments {
 absl::Status ParseIgnore(std::string_view list, CompareOptions& options) {
   while (!list.empty()) {
     const size_t comma = std::min(list.find(','), list.size());
-    ASSIGN_OR_RETURN(const auto property, lamina::testing::ParseProperty(list.substr(0, comma)));
+    ASSIGN_OR_RETURN(const auto property, lamina::compare::ParseProperty(list.substr(0, comma)));
     options.ignored.insert(property);
     list.remove_prefix(std::min(comma + 1, list.size()));
   }
@@ -58,7 +58,7 @@ absl::StatusOr<Arguments> Parse(int argc, char** argv) {
   return arguments;
 }
 
-absl::StatusOr<lamina::testing::Comparison> Run(int argc, char** argv) {
+absl::StatusOr<lamina::compare::Comparison> Run(int argc, char** argv) {
   ASSIGN_OR_RETURN(const Arguments arguments, Parse(argc, argv));
   // Two descriptors for each level of depth.
   rlimit limit;
@@ -66,7 +66,7 @@ absl::StatusOr<lamina::testing::Comparison> Run(int argc, char** argv) {
     limit.rlim_cur = limit.rlim_max;
     setrlimit(RLIMIT_NOFILE, &limit);
   }
-  return lamina::testing::CompareTrees(arguments.trees[0], arguments.trees[1], arguments.options);
+  return lamina::compare::CompareTrees(arguments.trees[0], arguments.trees[1], arguments.options);
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 namespace lamina::fs {
 
 std::vector<std::string> TreeDifferences(const std::string& left, const std::string& right) {
-  const auto comparison = lamina::testing::CompareTrees(left, right, {});
+  const auto comparison = lamina::compare::CompareTrees(left, right, {});
   if (!comparison.ok()) return {std::string(comparison.status().message())};
   return comparison->differences;
 }
