@@ -6,6 +6,7 @@
                   small/  10,000 files of up to 16 KiB, 2,000 of them with an attribute
   tree.oci/       tree/ as an OCI image of one gzip layer
   big.tar.zst     tree/big, at the level that lamina uses by default
+  service.oci/    1 GB: Debian with what a data service needs, one gzip layer
   many.oci/       100,000 files in 20 layers, each of which changes some of the layer below
 """
 
@@ -24,6 +25,8 @@ BIG_FILE_BYTES = 64 << 20
 SMALL_FILES = 10_000
 SMALL_FILES_WITH_ATTRIBUTE = 2_000
 SMALL_DIRECTORY_FILES = 100
+SERVICE_PACKAGES = ["ca-certificates", "g++", "git", "openjdk-17-jre-headless", "postgresql",
+                    "python3-matplotlib", "python3-pandas", "python3-scipy", "python3-sklearn"]
 MANY_LAYERS = 20
 MANY_LAYER_FILES = 5_000
 MANY_DIRECTORY_FILES = 50
@@ -57,6 +60,9 @@ class Inputs:
     def big_archive(self) -> pathlib.Path:
         big = self.tree() / "big"
         return self._made("big.tar.zst", lambda path: make_archive(big, path))
+
+    def service_image(self) -> pathlib.Path:
+        return self._made("service.oci", make_service_image)
 
     def many_image(self) -> pathlib.Path:
         return self._made("many.oci", make_many_image)
@@ -128,6 +134,19 @@ def make_tree_image(tree: pathlib.Path, path: pathlib.Path) -> None:
     subprocess.run(["gzip", "-n", layer], check=True)
     layout.add_layer(pathlib.Path(f"{layer}.gz"), "tar+gzip", diff_id)
     layout.finish()
+
+
+def make_service_image(path: pathlib.Path) -> None:
+    tree = path.with_name("service-tree")
+    subprocess.run(
+        ["debootstrap", "--variant=minbase", f"--include={','.join(SERVICE_PACKAGES)}",
+         "bookworm", tree],
+        check=True, stdout=subprocess.DEVNULL)
+    for unneeded in ("var/cache/apt", "var/lib/apt/lists", "dev"):
+        shutil.rmtree(tree / unneeded)
+        (tree / unneeded).mkdir()
+    make_tree_image(tree, path)
+    shutil.rmtree(tree)
 
 
 def make_many_image(path: pathlib.Path) -> None:
