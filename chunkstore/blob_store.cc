@@ -4,7 +4,11 @@
 #include <absl/container/flat_hash_map.h>
 #include <spdlog/spdlog.h>
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
 #include <filesystem>
 #include <mutex>
 #include <system_error>
@@ -16,6 +20,7 @@
 #include "chunkstore/directory_lock.h"
 #include "chunkstore/fetch_pool.h"
 #include "chunkstore/local_blob.h"
+#include "chunkstore/node_cache.h"
 #include "chunkstore/origin_blob.h"
 #include "chunkstore/stored_blob.h"
 
@@ -45,40 +50,78 @@ void RemoveLeftovers(const std::string& directory) {
   }
 }
 
-class DirectoryStore : public BlobStore {
+CacheLimits LimitsOf(const BlobStore::Options& options) {
+  CacheLimits limits = options.limits;
+  if (!options.in_memory) return limits;
+  limits.min_free = 0;
+  if (!limits.bounded()) limits.max_bytes = BlobStore::kMemoryCache;
+  return limits;
+}
+
+constexpr int64_t kNanosecondsPerSecond = 1'000'000'000;
+
+// At once for everyone who looks, however long it takes.
+absl::Status RemoveDirectory(const std::string& path) {
+  const std::string parent = std::filesystem::path(path).parent_path();
+  ASSIGN_OR_RETURN(const TemporaryDirectory removed, TemporaryDirectory::Create(parent, ".old-"));
+  if (::rename(path.c_str(), (removed.path() + "/blob").c_str()) == 0) return absl::OkStatus();
+  return ErrnoStatus(errno, "rename " + path);
+}
+
+class BlobStoreImpl : public BlobStore {
  public:
-  DirectoryStore(std::string directory, UniqueFd lock, int threads,
-                 std::shared_ptr<NodeIndex> index)
-      : directory_(std::move(directory)),
+  // `options.directory` is empty for blobs in memory.
+  BlobStoreImpl(Options options, UniqueFd lock)
+      : directory_(std::move(options.directory)),
         lock_(std::move(lock)),
-        pool_(std::make_shared<FetchPool>(threads)),
-        copier_(index == nullptr ? nullptr
-                                 : std::make_shared<ChunkCopier>(directory_, std::move(index))) {}
-  ~DirectoryStore() override { pool_->Stop(); }
+        index_(std::move(options.index)),
+        shared_{.pool = std::make_shared<FetchPool>(options.threads > 0 ? options.threads
+                                                                        : DefaultThreads()),
+                .cache = std::make_shared<NodeCache>(
+                    LimitsOf(options), directory_,
+                    [this](const Digest& digest) { return OpenToEvict(digest); }),
+                .copier = index_ == nullptr ? nullptr
+                                            : std::make_shared<ChunkCopier>(directory_, index_)} {
+    shared_.cache->Start();
+  }
+  ~BlobStoreImpl() override {
+    shared_.pool->Stop();
+    shared_.cache->Stop();
+  }
 
   absl::StatusOr<std::shared_ptr<Blob>> Attach(const LayerDescriptor& descriptor,
                                                std::shared_ptr<Origin> origin) override;
+  Usage GetUsage() override;
+  void SetPinned(std::span<const Digest> blobs) override {
+    shared_.cache->SetPinned({blobs.begin(), blobs.end()});
+  }
+  void Shrink(uint64_t bytes) override { shared_.cache->Shrink(bytes); }
+  absl::Status Remove(const Digest& digest) override;
 
  private:
-  // One for each digest that is attached, or being attached by a thread that holds the mutex.
+  // One for each digest that is open, or being opened by a thread that holds the mutex.
   struct Slot {
     std::mutex mutex;
     std::weak_ptr<StoredBlob> blob;
   };
 
+  std::string DirectoryOf(const Digest& digest) const {
+    return fmt::format("{}/{}", directory_, digest.Hex());
+  }
   std::shared_ptr<Slot> SlotOf(const Digest& digest);
   absl::StatusOr<std::unique_ptr<LocalBlob>> OpenLocal(const LayerDescriptor& descriptor,
                                                        std::shared_ptr<Origin> origin);
+  std::shared_ptr<StoredBlob> OpenToEvict(const Digest& digest);
 
   const std::string directory_;
   const UniqueFd lock_;
-  const std::shared_ptr<FetchPool> pool_;
-  const std::shared_ptr<ChunkCopier> copier_;
+  const std::shared_ptr<NodeIndex> index_;
+  const StoredBlob::Shared shared_;
   std::mutex mutex_;
   absl::flat_hash_map<Digest, std::shared_ptr<Slot>> slots_;
 };
 
-std::shared_ptr<DirectoryStore::Slot> DirectoryStore::SlotOf(const Digest& digest) {
+std::shared_ptr<BlobStoreImpl::Slot> BlobStoreImpl::SlotOf(const Digest& digest) {
   std::lock_guard lock(mutex_);
   absl::erase_if(slots_, [](const auto& entry) {
     const std::unique_lock idle(entry.second->mutex, std::try_to_lock);
@@ -89,16 +132,15 @@ std::shared_ptr<DirectoryStore::Slot> DirectoryStore::SlotOf(const Digest& diges
   return slot;
 }
 
-absl::StatusOr<std::shared_ptr<Blob>> DirectoryStore::Attach(const LayerDescriptor& descriptor,
-                                                             std::shared_ptr<Origin> origin) {
+absl::StatusOr<std::shared_ptr<Blob>> BlobStoreImpl::Attach(const LayerDescriptor& descriptor,
+                                                            std::shared_ptr<Origin> origin) {
   const std::shared_ptr<Slot> slot = SlotOf(descriptor.digest);
   std::lock_guard lock(slot->mutex);
   std::shared_ptr<StoredBlob> blob = slot->blob.lock();
   if (blob == nullptr) {
     ASSIGN_OR_RETURN(std::unique_ptr<LocalBlob> local, OpenLocal(descriptor, origin), "blob {}",
                      descriptor.digest.ToString());
-    blob = std::make_shared<StoredBlob>(descriptor, std::move(local), std::move(origin), pool_,
-                                        copier_);
+    blob = StoredBlob::Create(descriptor, std::move(local), std::move(origin), shared_);
     slot->blob = blob;
   } else if (blob->descriptor() == descriptor) {
     blob->SetOrigin(std::move(origin));
@@ -112,9 +154,14 @@ absl::StatusOr<std::shared_ptr<Blob>> DirectoryStore::Attach(const LayerDescript
   return blob->NewHandle();
 }
 
-absl::StatusOr<std::unique_ptr<LocalBlob>> DirectoryStore::OpenLocal(
+absl::StatusOr<std::unique_ptr<LocalBlob>> BlobStoreImpl::OpenLocal(
     const LayerDescriptor& descriptor, std::shared_ptr<Origin> origin) {
-  const std::string directory = fmt::format("{}/{}", directory_, descriptor.digest.Hex());
+  if (directory_.empty()) {
+    OriginBlob source(descriptor, std::move(origin));
+    ASSIGN_OR_RETURN(const BlobTables tables, source.ReadTables());
+    return LocalBlob::OpenInMemory(descriptor, tables);
+  }
+  const std::string directory = DirectoryOf(descriptor.digest);
   absl::StatusOr<std::unique_ptr<LocalBlob>> local = LocalBlob::Open(directory, descriptor);
   const bool damaged = absl::IsDataLoss(local.status());
   if (!damaged && !absl::IsNotFound(local.status())) return local;
@@ -128,14 +175,95 @@ absl::StatusOr<std::unique_ptr<LocalBlob>> DirectoryStore::OpenLocal(
   return LocalBlob::Open(directory, descriptor);
 }
 
+// A blob that nobody has attached. If someone does so meanwhile, it is this object that they get.
+std::shared_ptr<StoredBlob> BlobStoreImpl::OpenToEvict(const Digest& digest) {
+  const std::shared_ptr<Slot> slot = SlotOf(digest);
+  const std::unique_lock lock(slot->mutex, std::try_to_lock);
+  if (!lock.owns_lock()) return nullptr;  // being attached, which may take long
+  std::shared_ptr<StoredBlob> blob = slot->blob.lock();
+  if (blob != nullptr) return blob;
+  const auto descriptor = DescriptorOf(DirectoryOf(digest));
+  auto local = descriptor.ok() ? LocalBlob::Open(DirectoryOf(digest), *descriptor)
+                               : absl::StatusOr<std::unique_ptr<LocalBlob>>(descriptor.status());
+  if (!local.ok()) {
+    spdlog::warn("blob {}: cannot be evicted from, and is removed: {}", digest.ToString(),
+                 std::string(local.status().message()));
+    RemoveDirectory(DirectoryOf(digest)).IgnoreError();
+    shared_.cache->Forget(digest);
+    return nullptr;
+  }
+  blob = StoredBlob::Create(*descriptor, *std::move(local), nullptr, shared_);
+  slot->blob = blob;
+  return blob;
+}
+
+BlobStore::Usage BlobStoreImpl::GetUsage() {
+  absl::flat_hash_map<Digest, BlobFiles> files;
+  if (!directory_.empty()) {
+    for (BlobFiles& found : FindBlobFiles(directory_)) files[found.digest] = std::move(found);
+  }
+  Usage usage;
+  for (const NodeCache::Entry& entry : shared_.cache->Blobs()) {
+    BlobUsage blob{.digest = entry.digest,
+                   .attached = entry.attached,
+                   .pinned = entry.pinned,
+                   .present_bytes = entry.bytes};
+    if (const auto found = files.find(entry.digest); found != files.end()) {
+      blob.content_bytes = found->second.content_bytes;
+      blob.last_used = found->second.last_used / kNanosecondsPerSecond;
+    }
+    usage.blobs.push_back(blob);
+  }
+  std::ranges::sort(usage.blobs, {}, &BlobUsage::digest);
+  usage.used_bytes = shared_.cache->used();
+  usage.limit_bytes = shared_.cache->limit();
+  return usage;
+}
+
+absl::Status BlobStoreImpl::Remove(const Digest& digest) {
+  const std::string directory = DirectoryOf(digest);
+  const auto no_eviction = shared_.cache->PauseEviction();
+  const std::shared_ptr<Slot> slot = SlotOf(digest);
+  const std::lock_guard lock(slot->mutex);
+  if (!slot->blob.expired()) {
+    return absl::FailedPreconditionError(fmt::format("blob {} is in use", digest.ToString()));
+  }
+  if (directory_.empty() || ::access(directory.c_str(), F_OK) != 0) {
+    return absl::NotFoundError(fmt::format("there is no blob {}", digest.ToString()));
+  }
+  if (index_ != nullptr) {
+    // What stays in the index if this fails says where nothing is found, which does no harm.
+    absl::Status status;
+    const auto descriptor = DescriptorOf(directory);
+    status = descriptor.status();
+    if (descriptor.ok()) {
+      const auto local = LocalBlob::Open(directory, *descriptor);
+      const auto chunks =
+          local.ok() ? (*local)->LoadChunks() : absl::StatusOr<const ChunkTable*>(local.status());
+      status = chunks.ok() ? index_->RemoveBlob(digest, **chunks) : chunks.status();
+    }
+    if (!status.ok()) {
+      spdlog::info("blob {}: its chunks stay in the index: {}", digest.ToString(),
+                   std::string(status.message()));
+    }
+  }
+  RETURN_IF_ERROR(RemoveDirectory(directory), "remove blob {}", digest.ToString());
+  shared_.cache->Forget(digest);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<BlobStore>> BlobStore::Open(Options options) {
-  ASSIGN_OR_RETURN(UniqueFd lock, LockDirectory(options.directory), "open blob store");
-  RemoveLeftovers(options.directory);
-  const int threads = options.threads > 0 ? options.threads : DefaultThreads();
-  return std::make_unique<DirectoryStore>(std::move(options.directory), std::move(lock), threads,
-                                          std::move(options.index));
+  UniqueFd lock;
+  if (options.in_memory) {
+    options.directory.clear();
+    options.index = nullptr;
+  } else {
+    ASSIGN_OR_RETURN(lock, LockDirectory(options.directory), "open blob store");
+    RemoveLeftovers(options.directory);
+  }
+  return std::make_unique<BlobStoreImpl>(std::move(options), std::move(lock));
 }
 
 }  // namespace lamina::chunkstore

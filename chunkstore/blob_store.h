@@ -8,9 +8,16 @@
 //   chunks     decoded chunk table (comes in the background)
 //   checksums  XXH3 of the three above
 //   data       the address space, sparse, padded to 2 MiB
-//   present    bitmap: one bit a frame, set after the frame's bytes are in `data`
+//   present    bitmap: one bit a frame, set after the frame's bytes are in `data`, cleared before
+//              they are evicted
+// The time of `sections` is when the blob was used last.
 //
-// Crash rules. A bit is set only after the write, so a killed process loses nothing. What the disk
+// What the data files hold together is limited (CacheLimits): the frames that were not used for longest
+// are evicted, which makes them holes, and fetched again when they are needed. data_readers.h says how
+// readers and eviction get along.
+//
+// Crash rules. A bit is set only after the write and cleared before the hole is punched, so a killed
+// process loses nothing and leaves no bit without its bytes. What the disk
 // made of it is never taken on trust: every process checks a frame that it finds present against
 // its XXH3 when it is first used, and fetches it again if it does not match. This covers a machine
 // crash, a truncated or damaged file and a restored backup with one rule, and needs no mark of a
@@ -28,6 +35,8 @@
 #include <vector>
 
 #include "chunkstore/blob_tables.h"
+#include "chunkstore/cache_limits.h"
+#include "chunkstore/data_readers.h"
 #include "chunkstore/node_index.h"
 #include "chunkstore/origin.h"
 #include "chunkstore/stats.h"
@@ -48,18 +57,27 @@ class Blob {
   // EROFS metadata of the layer, verified; valid as long as the blob.
   virtual std::span<const std::byte> metadata() const = 0;
   virtual const FrameTable& frames() const = 0;
-  // The data file, for reading parts that Ready() says are there.
+  // The data file: for reading under a Hold, or in the `done` of a foreground fetch. Not to be mapped.
   virtual int data_fd() const = 0;
 
-  // True if every byte of the range is in the data file and was verified by this process. Never
-  // blocks and takes no lock. The range must be inside the data file; what lies past size() is
-  // zeros and always ready.
+  // True if every byte of the range is in the data file and was verified by this process. It may be
+  // evicted the next moment: this is to decide what to fetch, not to read. Never blocks and takes no
+  // lock. The range must be inside the data file; what lies past size() is zeros and always ready.
   virtual bool Ready(uint64_t offset, uint64_t length) const = 0;
+
+  // Like Ready(), and true for as long as the object lives that it returns; an empty one says no.
+  // Keep it until the bytes are where they cannot change (data_readers.h), and no longer: eviction
+  // waits for it. It must not outlive the blob.
+  using Hold = DataReaders::Section;
+  virtual Hold HoldIfReady(uint64_t offset, uint64_t length) = 0;
 
   // Makes the range ready, then calls `done` once: on the caller's thread if it is ready now, else
   // on a thread of the store, which `done` must not block. Frames that are being fetched are waited
   // for, missing neighbours go out as one request, and an error goes to everyone who waited; the
   // next call tries again. Sequential foreground reads have frames fetched ahead of them.
+  // After a foreground fetch the range stays in the data file until `done` returns, whatever the
+  // cache's limit, so ask for what is read at once, a few MiB at most. A prefetch evicts only what was
+  // not used since it was asked for; kResourceExhausted if that is not enough.
   // kCancelled if the last user of the blob, or the store, goes before the fetch began. `stats` may
   // be null.
   virtual void Fetch(uint64_t offset, uint64_t length, Priority priority,
@@ -72,6 +90,7 @@ class Blob {
 
   // Frames in the data file (verified or not), and their uncompressed bytes.
   virtual uint64_t present_frames() const = 0;
+  virtual uint64_t present_bytes() const = 0;
 };
 
 // Owns the fetch threads. Thread-safe.
@@ -81,7 +100,14 @@ class BlobStore {
     std::string directory;             // <state>/blobs, made if missing
     std::shared_ptr<NodeIndex> index;  // null: no copying between blobs
     int threads = 0;                   // 0: two for each processor, 16 at most
+    CacheLimits limits;
+    // Nothing is written: tables and data are in anonymous memory, and gone when the last user of a
+    // blob is. `directory` and `index` are not used. Unless limits.max_bytes says less or more, data
+    // take kMemoryCache bytes: enough that readers of neighbouring blocks decompress a frame once.
+    bool in_memory = false;
   };
+  static constexpr uint64_t kMemoryCache = 32 << 20;
+
   // kUnavailable if the directory is in use by another store, in this process or another one.
   static absl::StatusOr<std::unique_ptr<BlobStore>> Open(Options options);
   // Waits for fetches that run, fails those that wait. Blobs must be gone.
@@ -93,6 +119,32 @@ class BlobStore {
   // kFailedPrecondition if the blob is attached with another descriptor.
   virtual absl::StatusOr<std::shared_ptr<Blob>> Attach(const LayerDescriptor& descriptor,
                                                        std::shared_ptr<Origin> origin) = 0;
+
+  // A blob that is in the store, attached or not.
+  struct BlobUsage {
+    Digest digest;
+    bool attached = false;
+    bool pinned = false;
+    uint64_t content_bytes = 0;  // 0 if the blob is in memory
+    uint64_t present_bytes = 0;  // of that in the data file
+    int64_t last_used = 0;       // seconds since 1970; of one that is attached, when that was done
+  };
+  struct Usage {
+    uint64_t used_bytes = 0;       // in all data files
+    uint64_t limit_bytes = 0;      // what that may be now, as the limits and the free space have it
+    std::vector<BlobUsage> blobs;  // by digest
+  };
+  virtual Usage GetUsage() = 0;
+
+  // Nothing of these blobs is evicted from now on, in place of those named before. Blobs that are not
+  // in the store may be named.
+  virtual void SetPinned(std::span<const Digest> blobs) = 0;
+  // Evicts the frames that were not used for longest until data files hold no more than `bytes`, or
+  // nothing is left but what is pinned or being read.
+  virtual void Shrink(uint64_t bytes) = 0;
+  // Removes a blob with everything that is known of it. kNotFound if it is not in the store,
+  // kFailedPrecondition if it is attached.
+  virtual absl::Status Remove(const Digest& digest) = 0;
 };
 
 }  // namespace lamina::chunkstore

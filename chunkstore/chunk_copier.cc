@@ -33,14 +33,22 @@ bool IsHole(int fd, uint64_t offset, uint64_t length) {
 
 }  // namespace
 
-std::optional<ChunkCopier::Piece> ChunkCopier::Find(const Digest& digest,
-                                                    const ChunkRecord& chunk) {
+ChunkCopier::FrameRange ChunkCopier::FramesOfChunk(const ChunkTable& chunks,
+                                                   const FrameTable& frames, uint32_t frame) {
+  const ChunkRecord& chunk = chunks[chunks.Find(frames[frame].first_block)];
+  const uint64_t end =
+      std::max(uint64_t{frames[frame].first_block} + frames[frame].blocks, EndBlock(chunk));
+  return {frames.Find(chunk.first_block), frames.Find(static_cast<uint32_t>(end - 1)) + 1};
+}
+
+std::optional<ChunkCopier::Piece> ChunkCopier::Find(const Digest& digest, const ChunkRecord& chunk,
+                                                    const DataReaders& readers) {
   Digest chunk_digest;
   std::memcpy(chunk_digest.bytes.data(), chunk.digest, sizeof(chunk.digest));
   const auto locations = index_->FindChunk(chunk_digest, digest);
   if (!locations.ok()) return std::nullopt;
   for (const NodeIndex::ChunkLocation& location : *locations) {
-    if (location.length != chunk.length) continue;
+    if (location.length != chunk.length || !readers.MayCopyFrom(location.blob)) continue;
     Piece piece{.source = uint64_t{location.first_block} * kBlockSize,
                 .target = uint64_t{chunk.first_block} * kBlockSize,
                 .length = WholeBlocks(chunk.length)};
@@ -75,19 +83,19 @@ absl::StatusOr<uint64_t> ChunkCopier::Put(const Piece& piece, std::span<const st
   return bytes.size();
 }
 
-std::optional<ChunkCopier::Copied> ChunkCopier::Copy(const Digest& digest, const ChunkTable& chunks,
-                                                     uint32_t frame, LocalBlob& blob,
-                                                     std::span<std::byte> buffer) {
+std::optional<uint64_t> ChunkCopier::Copy(const Digest& digest, const ChunkTable& chunks,
+                                          uint32_t frame, FrameRange range, LocalBlob& blob,
+                                          const DataReaders& readers, std::span<std::byte> buffer) {
   // The frame, or the larger chunk that it is a part of, from `begin` to before `end`.
   const FrameTable& frames = blob.frames();
+  const FrameRange whole = FramesOfChunk(chunks, frames, frame);
   const uint32_t first_chunk = chunks.Find(frames[frame].first_block);
-  const uint32_t begin = chunks[first_chunk].first_block;
-  const uint64_t end = std::max(uint64_t{frames[frame].first_block} + frames[frame].blocks,
-                                EndBlock(chunks[first_chunk]));
+  const uint32_t begin = frames[whole.first].first_block;
+  const uint64_t end = uint64_t{frames[whole.end - 1].first_block} + frames[whole.end - 1].blocks;
 
   std::vector<Piece> pieces;
   for (uint32_t i = first_chunk; i < chunks.size() && chunks[i].first_block < end; ++i) {
-    std::optional<Piece> piece = Find(digest, chunks[i]);
+    std::optional<Piece> piece = Find(digest, chunks[i], readers);
     if (!piece.has_value()) return std::nullopt;
     pieces.push_back(std::move(*piece));
   }
@@ -101,22 +109,36 @@ std::optional<ChunkCopier::Copied> ChunkCopier::Copy(const Digest& digest, const
     if (!ReadAndCheck(chunk, pieces[i], bytes)) return std::nullopt;
   }
   // The chunks are right; this checks the padding between them.
-  const Copied range{frames.Find(begin), frames.Find(static_cast<uint32_t>(end - 1)) + 1, 0};
-  for (uint32_t i = range.first_frame; i < range.end_frame; ++i) {
+  for (uint32_t i = range.first; i < range.end; ++i) {
     const FrameRecord& record = frames[i];
     const uint64_t offset = uint64_t{record.first_block} * kBlockSize;
     if (!FrameIsIntact(record, bytes_of(offset, uint64_t{record.blocks} * kBlockSize))) {
       return std::nullopt;
     }
   }
-  Copied copied = range;
-  for (const Piece& piece : pieces) {
-    const auto written = Put(piece, bytes_of(piece.target, piece.length), blob.data_fd());
-    if (!written.ok()) return std::nullopt;
-    copied.written_bytes += *written;
+  // Of a chunk that is larger than a frame, the part in `range`.
+  const uint64_t range_begin = uint64_t{frames[range.first].first_block} * kBlockSize;
+  const FrameRecord& last = frames[range.end - 1];
+  const uint64_t range_end = (uint64_t{last.first_block} + last.blocks) * kBlockSize;
+  uint64_t written = 0;
+  for (Piece& piece : pieces) {
+    const uint64_t from = std::max(piece.target, range_begin);
+    const uint64_t to = std::min(piece.target + piece.length, range_end);
+    piece.source += from - piece.target;
+    piece.target = from;
+    piece.length = to - from;
+    const auto put = Put(piece, bytes_of(piece.target, piece.length), blob.data_fd());
+    if (!put.ok()) {
+      // On a full disk. What was written before is counted by nobody.
+      for (uint32_t i = range.first; i < range.end; ++i) {
+        if (!blob.present().Test(i)) blob.Punch(i, i + 1).IgnoreError();
+      }
+      return std::nullopt;
+    }
+    written += *put;
   }
-  for (uint32_t i = range.first_frame; i < range.end_frame; ++i) blob.MarkPresent(i);
-  return copied;
+  for (uint32_t i = range.first; i < range.end; ++i) blob.MarkPresent(i);
+  return written;
 }
 
 }  // namespace lamina::chunkstore

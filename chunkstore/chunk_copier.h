@@ -14,13 +14,16 @@
 #include <vector>
 
 #include "chunkstore/base/file.h"
+#include "chunkstore/data_readers.h"
 #include "chunkstore/local_blob.h"
 #include "chunkstore/node_index.h"
 
 namespace lamina::chunkstore {
 
 // Thread-safe. The index only says where to look: a chunk is copied if its SHA-256 is right, so it
-// does not matter whether the other blob is attached, complete, damaged or being written.
+// does not matter whether the other blob is attached, complete, damaged or being written. Blobs that
+// are being evicted from are left alone (data_readers.h): what was right when it was checked could be
+// a hole when the file system is asked to share it.
 class ChunkCopier {
  public:
   // Blobs are directories below `directory`, named by the digits of their digest.
@@ -29,16 +32,22 @@ class ChunkCopier {
 
   NodeIndex& index() { return *index_; }
 
-  struct Copied {
-    uint32_t first_frame = 0;  // all up to before end_frame are in the data file now and verified
-    uint32_t end_frame = 0;
-    uint64_t written_bytes = 0;  // 0 where the file system shares them
+  struct FrameRange {
+    uint32_t first = 0;
+    uint32_t end = 0;
   };
-  // Puts a frame of `blob` together from chunks in other blobs and marks it present; with a chunk
-  // that is larger than a frame, all its frames. Nothing if any chunk is not to be had, which is
-  // found out before anything is read. `buffer` has kChunkSize bytes.
-  std::optional<Copied> Copy(const Digest& digest, const ChunkTable& chunks, uint32_t frame,
-                             LocalBlob& blob, std::span<std::byte> buffer);
+  // The frame, or all frames of the chunk that it is a part of.
+  static FrameRange FramesOfChunk(const ChunkTable& chunks, const FrameTable& frames,
+                                  uint32_t frame);
+
+  // Puts frames of `blob` together from chunks in other blobs and marks them present: those of
+  // `range`, which are in FramesOfChunk(frame) and held by the caller. Returns the bytes written,
+  // none for those that the file system shares; nothing if any chunk is not to be had, which is found
+  // out before anything is read. `buffer` has kChunkSize bytes. Must be called inside a section of
+  // `readers`: the other blobs are read and shared as long as the call takes.
+  std::optional<uint64_t> Copy(const Digest& digest, const ChunkTable& chunks, uint32_t frame,
+                               FrameRange range, LocalBlob& blob, const DataReaders& readers,
+                               std::span<std::byte> buffer);
 
  private:
   // Blocks of another blob's data file that are blocks of this one.
@@ -49,7 +58,8 @@ class ChunkCopier {
     uint64_t length = 0;  // of whole blocks
   };
 
-  std::optional<Piece> Find(const Digest& digest, const ChunkRecord& chunk);
+  std::optional<Piece> Find(const Digest& digest, const ChunkRecord& chunk,
+                            const DataReaders& readers);
   static bool ReadAndCheck(const ChunkRecord& chunk, const Piece& piece, std::span<std::byte> into);
   // Writes one piece to `fd`, sharing blocks where it can; `bytes` is what the piece holds.
   absl::StatusOr<uint64_t> Put(const Piece& piece, std::span<const std::byte> bytes, int fd);

@@ -22,6 +22,7 @@ struct FetchScheduler::Request {
   uint32_t next = 0;  // frame to look at next
   uint32_t end = 0;
   Priority priority;
+  UseTime since = kAnyTime;
   uint64_t request_size = 0;
   std::shared_ptr<ReadStats> stats;
   Done done;
@@ -29,11 +30,13 @@ struct FetchScheduler::Request {
   uint32_t under_way = 0;
   absl::Status status;
 
+  bool foreground() const { return priority == Priority::kForeground; }
   bool finished() const { return under_way == 0 && next == end; }
 };
 
 struct FetchScheduler::Batch {
   Priority priority;
+  UseTime since;
   uint64_t max_bytes = 0;
   const std::shared_ptr<ReadStats>& stats;
   std::vector<uint32_t> frames = {};
@@ -41,10 +44,11 @@ struct FetchScheduler::Batch {
 };
 
 FetchScheduler::FetchScheduler(const FrameTable& frames, const PresentMap& present, FetchPool& pool,
-                               MakeTask make_task)
+                               NodeCache& cache, MakeTask make_task)
     : frames_(frames),
       present_(present),
       pool_(pool),
+      cache_(cache),
       make_task_(std::move(make_task)),
       ready_(frames.size()) {}
 
@@ -55,7 +59,8 @@ void FetchScheduler::Fetch(uint32_t first, uint32_t end, Priority priority, uint
       .next = first,
       .end = end,
       .priority = priority,
-      .request_size = std::min<uint64_t>(request_size, kBatchBuffer),
+      .since = priority == Priority::kForeground ? kAnyTime : cache_.Tick(),
+      .request_size = BoundAhead(std::min<uint64_t>(request_size, kBatchBuffer)),
       .stats = std::move(stats),
       .done = std::move(done),
       .first = first,
@@ -64,12 +69,90 @@ void FetchScheduler::Fetch(uint32_t first, uint32_t end, Priority priority, uint
   bool finished = false;
   {
     std::lock_guard lock(mutex_);
+    if (request->foreground()) {
+      for (uint32_t frame = first; frame < end; ++frame) ++needed_[frame];
+    }
     Schedule(request, &tasks);
-    if (priority == Priority::kForeground) ReadAhead(*request, &tasks);
+    if (request->foreground()) ReadAhead(*request, &tasks);
     finished = request->finished();
   }
   Start(tasks);
-  if (finished) request->done(request->status);
+  if (finished) Finish(*request);
+}
+
+void FetchScheduler::Finish(Request& request) {
+  request.done(request.status);
+  if (!request.foreground()) return;
+  std::lock_guard lock(mutex_);
+  for (uint32_t frame = request.first; frame < request.end; ++frame) {
+    const auto needed = needed_.find(frame);
+    if (--needed->second == 0) needed_.erase(needed);
+  }
+}
+
+// In a small cache little is fetched before it is asked for.
+uint64_t FetchScheduler::BoundAhead(uint64_t bytes) const {
+  return std::min(bytes, cache_.allowed_ahead());
+}
+
+bool FetchScheduler::Claim(uint32_t frame) {
+  std::lock_guard lock(mutex_);
+  return flights_.try_emplace(frame).second;
+}
+
+bool FetchScheduler::ClaimToEvict(uint32_t frame) {
+  std::lock_guard lock(mutex_);
+  if (needed_.contains(frame) || !flights_.try_emplace(frame).second) return false;
+  triggers_.erase(frame);
+  ready_.Clear(frame);
+  return true;
+}
+
+void FetchScheduler::Release(std::span<const uint32_t> frames) {
+  Tasks tasks;
+  {
+    std::lock_guard lock(mutex_);
+    for (const uint32_t frame : frames) Restart(frame, &tasks);
+  }
+  Start(tasks);
+}
+
+// Ends a flight, or makes a new task for it if requests wait.
+void FetchScheduler::Restart(uint32_t frame, Tasks* tasks) {
+  const auto flight = flights_.find(frame);
+  const std::vector<std::shared_ptr<Request>>& waiting = flight->second.waiting;
+  if (waiting.empty()) {
+    flights_.erase(flight);
+    return;
+  }
+  const auto foreground = std::ranges::find_if(waiting, &Request::foreground);
+  const Request& request = **(foreground != waiting.end() ? foreground : waiting.begin());
+  Batch batch{.priority = request.priority,
+              .since = request.since,
+              .max_bytes = kBatchBuffer,
+              .stats = request.stats};
+  AddToBatch(frame, &batch, tasks);
+  FinishBatch(&batch, tasks);
+}
+
+void FetchScheduler::GiveUpPrefetch(std::span<const uint32_t> frames, const absl::Status& why) {
+  std::vector<std::shared_ptr<Request>> finished;
+  Tasks tasks;
+  {
+    std::lock_guard lock(mutex_);
+    for (const uint32_t frame : frames) {
+      triggers_.erase(frame);
+      std::erase_if(flights_[frame].waiting, [&](const std::shared_ptr<Request>& request) {
+        if (request->foreground()) return false;
+        Fail(*request, why);
+        if (request->finished()) finished.push_back(request);
+        return true;
+      });
+      Restart(frame, &tasks);
+    }
+  }
+  Start(tasks);
+  for (const std::shared_ptr<Request>& request : finished) Finish(*request);
 }
 
 void FetchScheduler::Complete(uint32_t frame, const absl::Status& status) {
@@ -87,24 +170,30 @@ void FetchScheduler::Complete(uint32_t frame, const absl::Status& status) {
     const std::vector<std::shared_ptr<Request>> waiting = std::move(flight->second.waiting);
     flights_.erase(flight);
     for (const std::shared_ptr<Request>& request : waiting) {
-      --request->under_way;
       if (!status.ok()) {
-        request->status.Update(status);
-        request->next = request->end;
-      } else if (request->under_way <= kMaxUnderWay / 2) {
+        Fail(*request, status);
+      } else if (--request->under_way <= kMaxUnderWay / 2) {
         Schedule(request, &tasks);
       }
       if (request->finished()) finished.push_back(request);
     }
   }
   Start(tasks);
-  for (const std::shared_ptr<Request>& request : finished) request->done(request->status);
+  for (const std::shared_ptr<Request>& request : finished) Finish(*request);
+}
+
+// One of the frames that the request waits for is not to be had: no further ones are fetched.
+void FetchScheduler::Fail(Request& request, const absl::Status& why) {
+  --request.under_way;
+  request.status.Update(why);
+  request.next = request.end;
 }
 
 void FetchScheduler::Schedule(const std::shared_ptr<Request>& request, Tasks* tasks) {
-  const bool foreground = request->priority == Priority::kForeground;
+  const bool foreground = request->foreground();
   Batch batch{
       .priority = request->priority,
+      .since = request->since,
       .max_bytes = foreground ? kBatchBuffer : std::max(request->request_size, kPrefetchBatch),
       .stats = request->stats};
   while (request->next < request->end && request->under_way < kMaxUnderWay) {
@@ -118,7 +207,7 @@ void FetchScheduler::Schedule(const std::shared_ptr<Request>& request, Tasks* ta
       flights_[frame].waiting.push_back(request);
     } else {
       flight->second.waiting.push_back(request);
-      if (foreground) pool_.Promote(*flight->second.task);
+      if (foreground && flight->second.task != nullptr) pool_.Promote(*flight->second.task);
     }
   }
   Extend(request->request_size, &batch, tasks);
@@ -128,7 +217,12 @@ void FetchScheduler::Schedule(const std::shared_ptr<Request>& request, Tasks* ta
 void FetchScheduler::ReadAhead(const Request& request, Tasks* tasks) {
   Readahead::Range range = readahead_.Advance(request.first, request.end);
   range.end = std::min(range.end, frames_.size());
+  const uint64_t allowed = cache_.allowed_ahead() / kFrameSize;
+  if (range.end > range.first + allowed) {
+    range.end = range.first + static_cast<uint32_t>(allowed);
+  }
   Batch batch{.priority = Priority::kPrefetch,
+              .since = cache_.now(),
               .max_bytes = std::max(request.request_size, kPrefetchBatch),
               .stats = request.stats};
   bool trigger_set = false;
@@ -165,7 +259,7 @@ void FetchScheduler::Extend(uint64_t request_size, Batch* batch, Tasks* tasks) {
 
 void FetchScheduler::FinishBatch(Batch* batch, Tasks* tasks) {
   if (batch->frames.empty()) return;
-  tasks->push_back(make_task_(batch->frames, batch->priority, batch->stats));
+  tasks->push_back(make_task_(batch->frames, batch->priority, batch->since, batch->stats));
   for (const uint32_t frame : batch->frames) flights_[frame].task = tasks->back();
   batch->frames.clear();
   batch->bytes = 0;

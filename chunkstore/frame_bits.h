@@ -11,7 +11,7 @@
 namespace lamina::chunkstore {
 
 // Lock-free; any number of threads. What a thread did before Set() is seen by those whose Test()
-// finds the bit set.
+// finds the bit set. All operations are sequentially consistent: data_readers.h relies on it.
 class FrameBits {
  public:
   static constexpr uint32_t kBitsPerWord = 64;
@@ -20,7 +20,7 @@ class FrameBits {
   explicit FrameBits(uint32_t size) : words_((size + uint64_t{kBitsPerWord} - 1) / kBitsPerWord) {}
 
   bool Test(uint32_t frame) const {
-    return (words_[frame / kBitsPerWord].load(std::memory_order_acquire) & Mask(frame)) != 0;
+    return (words_[frame / kBitsPerWord].load() & Mask(frame)) != 0;
   }
   // Both return true if the bit was not as asked for before.
   bool Set(uint32_t frame) {
@@ -32,6 +32,7 @@ class FrameBits {
 
   // For storing them: frame n is bit n % 64 of word n / 64.
   std::vector<std::atomic<uint64_t>>& words() { return words_; }
+  const std::vector<std::atomic<uint64_t>>& words() const { return words_; }
 
  private:
   static uint64_t Mask(uint32_t frame) { return uint64_t{1} << (frame % kBitsPerWord); }

@@ -2,12 +2,15 @@
 #include "chunkstore/local_blob.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <system_error>
 #include <vector>
@@ -110,7 +113,83 @@ absl::StatusOr<SectionTable> ReadSections(const std::string& directory,
   return sections;
 }
 
+absl::StatusOr<UniqueFd> NewMemoryFile(uint64_t size) {
+  UniqueFd fd(::memfd_create("lamina-blob", MFD_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus(errno, "memfd_create");
+  if (::ftruncate(fd.get(), static_cast<off_t>(size)) != 0) {
+    return ErrnoStatus(errno, fmt::format("make a file of {} bytes in memory", size));
+  }
+  return fd;
+}
+
+// A file, so that what goes for mappings of files (DropResident) goes for it as well.
+absl::StatusOr<Mapping> MapCopy(std::string_view bytes) {
+  ASSIGN_OR_RETURN(const UniqueFd fd, NewMemoryFile(bytes.size()));
+  RETURN_IF_ERROR(WriteFull(fd.get(), 0, AsBytes(bytes)));
+  return Mapping::OfFile(fd.get(), bytes.size(), /*writable=*/false);
+}
+
 }  // namespace
+
+std::vector<BlobFiles> FindBlobFiles(const std::string& directory) {
+  std::vector<BlobFiles> found;
+  std::error_code error;
+  std::filesystem::directory_iterator entries(directory, error);
+  for (; !error && entries != std::filesystem::directory_iterator(); entries.increment(error)) {
+    const std::string path = entries->path().string();
+    const auto digest = Digest::Parse("sha256:" + entries->path().filename().string());
+    if (!digest.ok()) continue;
+    const auto fd = OpenFile(path + kSections, O_RDONLY);
+    struct stat info {};
+    SectionTableRecord record{};
+    if (!fd.ok() || ::fstat(fd->get(), &info) != 0 ||
+        !ReadFull(fd->get(), 0, std::as_writable_bytes(std::span(&record, 1))).ok()) {
+      continue;
+    }
+    found.push_back(
+        {.directory = path,
+         .digest = *digest,
+         .content_bytes = uint64_t{record.blocks} * kBlockSize,
+         .last_used = int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec});
+  }
+  return found;
+}
+
+// Checks neither file: it is only counted with.
+uint64_t PresentBytes(const std::string& directory) {
+  constexpr uint64_t kMaxFile = 1 << 30;
+  const auto bitmap = ReadFileToString(directory + kPresent, kMaxFile);
+  if (!bitmap.ok() || bitmap->find_first_not_of('\0') == std::string::npos) return 0;
+  const auto frames = ReadFileToString(directory + kFrames, kMaxFile);
+  if (!frames.ok()) return 0;
+  const uint64_t count =
+      std::min<uint64_t>(bitmap->size() * 8, frames->size() / sizeof(FrameRecord));
+  uint64_t bytes = 0;
+  for (uint64_t frame = 0; frame < count; ++frame) {
+    // Words are little-endian, so bit n of the map is bit n % 8 of byte n / 8.
+    if (((*bitmap)[frame / 8] >> (frame % 8) & 1) == 0) continue;
+    FrameRecord record{};
+    std::memcpy(&record, frames->data() + frame * sizeof(record), sizeof(record));
+    bytes += uint64_t{std::min(record.blocks, kBlocksPerFrame)} * kBlockSize;
+  }
+  return bytes;
+}
+
+absl::StatusOr<LayerDescriptor> DescriptorOf(const std::string& directory) {
+  ASSIGN_OR_RETURN(const std::string bytes,
+                   ReadFileToString(directory + kSections, sizeof(SectionTableRecord)));
+  SectionTableRecord record{};
+  if (bytes.size() != sizeof(record)) return absl::DataLossError(directory + ": bad section table");
+  std::memcpy(&record, bytes.data(), sizeof(record));
+  LayerDescriptor descriptor;
+  ASSIGN_OR_RETURN(descriptor.digest,
+                   Digest::Parse("sha256:" + std::filesystem::path(directory).filename().string()));
+  // The section table is the last part of the object, behind the frame table.
+  descriptor.section_table_offset = record.frame_table.offset + record.frame_table.length;
+  descriptor.size = descriptor.section_table_offset + sizeof(record);
+  descriptor.section_table_digest = Digest::Of(AsBytes(bytes));
+  return descriptor;
+}
 
 absl::StatusOr<std::unique_ptr<LocalBlob>> LocalBlob::Open(const std::string& directory,
                                                            const LayerDescriptor& descriptor) {
@@ -146,6 +225,7 @@ absl::Status LocalBlob::OpenData() {
     return ErrnoStatus(errno, fmt::format("set {} to {} bytes", path, data_size_));
   }
   ASSIGN_OR_RETURN(present_, PresentMap::Open(directory_ + kPresent, frames_.size()));
+  present_->ForEach([this](uint32_t frame) { present_bytes_ += BytesOf(frame); });
   return absl::OkStatus();
 }
 
@@ -184,19 +264,73 @@ absl::Status LocalBlob::Create(const std::string& directory, const LayerDescript
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::unique_ptr<LocalBlob>> LocalBlob::OpenInMemory(
+    const LayerDescriptor& descriptor, const BlobTables& tables) {
+  std::unique_ptr<LocalBlob> blob(new LocalBlob(""));
+  ASSIGN_OR_RETURN(blob->sections_, SectionTable::Parse(AsBytes(tables.section_table), descriptor));
+  ASSIGN_OR_RETURN(blob->frames_file_, MapCopy(tables.frames));
+  ASSIGN_OR_RETURN(blob->frames_,
+                   FrameTable::Parse(std::as_const(blob->frames_file_).bytes(), blob->sections_));
+  ASSIGN_OR_RETURN(blob->metadata_, MapCopy(tables.metadata));
+  blob->data_size_ = Padded(uint64_t{blob->sections_.blocks} * kBlockSize);
+  ASSIGN_OR_RETURN(blob->data_, NewMemoryFile(blob->data_size_));
+  blob->present_ = std::make_unique<PresentMap>(blob->frames_.size());
+  return blob;
+}
+
+void LocalBlob::CountIn(std::shared_ptr<NodeCache> cache) {
+  cache_ = std::move(cache);
+  cache_->Add(present_bytes_);
+}
+
+// The time of a file that is not written otherwise.
+void LocalBlob::MarkUsed() {
+  if (directory_.empty()) return;
+  // Failing makes it look older than it is.
+  ::utimensat(AT_FDCWD, (directory_ + kSections).c_str(), nullptr, 0);
+}
+
+void LocalBlob::MarkPresent(uint32_t frame) {
+  if (!present_->Set(frame)) return;
+  present_bytes_.fetch_add(BytesOf(frame), std::memory_order_relaxed);
+  if (cache_ != nullptr) cache_->Add(BytesOf(frame));
+}
+
+uint64_t LocalBlob::Forget(uint32_t frame) {
+  if (!present_->Clear(frame)) return 0;
+  present_bytes_.fetch_sub(BytesOf(frame), std::memory_order_relaxed);
+  if (cache_ != nullptr) cache_->Subtract(BytesOf(frame));
+  return BytesOf(frame);
+}
+
+absl::Status LocalBlob::Punch(uint32_t first, uint32_t end) {
+  const uint64_t offset = uint64_t{frames_[first].first_block} * kBlockSize;
+  const uint64_t length =
+      uint64_t{frames_[end - 1].first_block} * kBlockSize + BytesOf(end - 1) - offset;
+  if (::fallocate(data_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                  static_cast<off_t>(offset), static_cast<off_t>(length)) == 0) {
+    return absl::OkStatus();
+  }
+  return ErrnoStatus(errno, fmt::format("punch a hole into {}{}", directory_, kData));
+}
+
 bool LocalBlob::CheckFrame(uint32_t frame, std::span<std::byte> buffer) {
   const FrameRecord& record = frames_[frame];
-  const std::span<std::byte> bytes = buffer.first(uint64_t{record.blocks} * kBlockSize);
+  const std::span<std::byte> bytes = buffer.first(BytesOf(frame));
   const uint64_t offset = uint64_t{record.first_block} * kBlockSize;
   if (ReadFull(data_.get(), offset, bytes).ok() && FrameIsIntact(record, bytes)) return true;
-  present_->Clear(frame);
+  Forget(frame);
   return false;
 }
 
 absl::Status LocalBlob::WriteFrame(uint32_t frame, std::span<const std::byte> bytes) {
   const uint64_t offset = uint64_t{frames_[frame].first_block} * kBlockSize;
-  RETURN_IF_ERROR(WriteFull(data_.get(), offset, bytes), "{}{}", directory_, kData);
-  present_->Set(frame);
+  if (absl::Status status = WriteFull(data_.get(), offset, bytes); !status.ok()) {
+    // On a full disk a part of it may have been written, which nothing counts.
+    if (!present_->Test(frame)) Punch(frame, frame + 1).IgnoreError();
+    return Annotate(std::move(status), directory_ + kData);
+  }
+  MarkPresent(frame);
   return absl::OkStatus();
 }
 

@@ -5,14 +5,17 @@
 #ifndef LAMINA_CHUNKSTORE_LOCAL_BLOB_H_
 #define LAMINA_CHUNKSTORE_LOCAL_BLOB_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "chunkstore/base/file.h"
 #include "chunkstore/blob_tables.h"
+#include "chunkstore/node_cache.h"
 #include "chunkstore/present_map.h"
 
 namespace lamina::chunkstore {
@@ -25,13 +28,35 @@ struct BlobTables {
   std::string metadata;
 };
 
+// A blob's directory, as it is found before it is opened.
+struct BlobFiles {
+  std::string directory;
+  Digest digest;
+  uint64_t content_bytes = 0;
+  int64_t last_used = 0;       // nanoseconds since 1970
+  uint64_t present_bytes = 0;  // see below; not filled in
+};
+// All blobs in `directory`.
+std::vector<BlobFiles> FindBlobFiles(const std::string& directory);
+// Bytes of the frames that the bitmap in a blob's directory says are in the data file.
+uint64_t PresentBytes(const std::string& directory);
+// The descriptor of the blob in such a directory, from its own files.
+absl::StatusOr<LayerDescriptor> DescriptorOf(const std::string& directory);
+
 // Thread-safe but for StoreChunks and LoadChunks, which one thread may call.
+//
+// Only the holder of a frame's flight (fetch_scheduler.h) may check, write or punch it, or change its
+// bit.
 class LocalBlob {
  public:
   // kNotFound if there is no such directory; kDataLoss if its tables are damaged or belong to
   // another descriptor. A damaged data file is not an error: its frames are checked on use.
   static absl::StatusOr<std::unique_ptr<LocalBlob>> Open(const std::string& directory,
                                                          const LayerDescriptor& descriptor);
+
+  // A blob whose files are in anonymous memory, gone with the object.
+  static absl::StatusOr<std::unique_ptr<LocalBlob>> OpenInMemory(const LayerDescriptor& descriptor,
+                                                                 const BlobTables& tables);
 
   // Makes the directory, whole or not at all. Takes over the data of a directory that is in its
   // place if it belongs to the same descriptor; nobody may have it open.
@@ -42,8 +67,15 @@ class LocalBlob {
   const FrameTable& frames() const { return frames_; }
   std::span<const std::byte> metadata() const { return metadata_.bytes(); }
   int data_fd() const { return data_.get(); }
+  bool in_memory() const { return directory_.empty(); }
   uint64_t data_size() const { return data_size_; }
   const PresentMap& present() const { return *present_; }
+  // Bytes of the frames that are present.
+  uint64_t present_bytes() const { return present_bytes_.load(std::memory_order_relaxed); }
+  // Has them counted by `cache` too, from now on.
+  void CountIn(std::shared_ptr<NodeCache> cache);
+  // Remembers for later processes that the blob is used now.
+  void MarkUsed();
 
   // Reads a frame from the data file into `buffer` (kFrameSize bytes) and returns true if it is
   // right; forgets it if it is not.
@@ -51,7 +83,13 @@ class LocalBlob {
   // Writes a frame's uncompressed bytes, which the caller has verified, and marks it present.
   absl::Status WriteFrame(uint32_t frame, std::span<const std::byte> bytes);
   // For frames whose bytes were put into the data file by other means.
-  void MarkPresent(uint32_t frame) { present_->Set(frame); }
+  void MarkPresent(uint32_t frame);
+  // The other way round: takes the mark from a frame, so that its bytes may go. Returns their number,
+  // 0 if it was not present.
+  uint64_t Forget(uint32_t frame);
+  // Gives the blocks of the frames from `first` to before `end`, which are forgotten, back to the file
+  // system. They read as zeros then.
+  absl::Status Punch(uint32_t first, uint32_t end);
 
   // The chunk table from the local file: kNotFound or kDataLoss as above. It lives as long as the
   // blob.
@@ -60,10 +98,11 @@ class LocalBlob {
 
  private:
   explicit LocalBlob(std::string directory) : directory_(std::move(directory)) {}
+  uint64_t BytesOf(uint32_t frame) const { return uint64_t{frames_[frame].blocks} * kBlockSize; }
   absl::Status OpenTables(const LayerDescriptor& descriptor);
   absl::Status OpenData();
 
-  const std::string directory_;
+  const std::string directory_;  // empty: in memory
   SectionTable sections_;
   Mapping frames_file_;
   FrameTable frames_;
@@ -73,6 +112,8 @@ class LocalBlob {
   UniqueFd data_;
   uint64_t data_size_ = 0;
   std::unique_ptr<PresentMap> present_;
+  std::atomic<uint64_t> present_bytes_{0};
+  std::shared_ptr<NodeCache> cache_;
 };
 
 }  // namespace lamina::chunkstore

@@ -37,19 +37,22 @@ absl::Status PresentMap::Load(uint32_t frames) {
   return absl::OkStatus();
 }
 
-void PresentMap::Set(uint32_t frame) {
-  if (!bits_.Set(frame)) return;
+bool PresentMap::Set(uint32_t frame) {
+  if (!bits_.Set(frame)) return false;
   count_.fetch_add(1, std::memory_order_relaxed);
   WriteWord(frame);
+  return true;
 }
 
-void PresentMap::Clear(uint32_t frame) {
-  if (!bits_.Clear(frame)) return;
+bool PresentMap::Clear(uint32_t frame) {
+  if (!bits_.Clear(frame)) return false;
   count_.fetch_sub(1, std::memory_order_relaxed);
   WriteWord(frame);
+  return true;
 }
 
 void PresentMap::WriteWord(uint32_t frame) {
+  if (!fd_.valid()) return;
   const size_t index = frame / FrameBits::kBitsPerWord;
   std::lock_guard lock(write_mutex_);
   const uint64_t word = bits_.words()[index].load();

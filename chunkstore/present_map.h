@@ -5,6 +5,7 @@
 #define LAMINA_CHUNKSTORE_PRESENT_MAP_H_
 
 #include <atomic>
+#include <bit>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -21,16 +22,27 @@ namespace lamina::chunkstore {
 // kills the process with SIGBUS. Thread-safe.
 class PresentMap {
  public:
+  // Without a file: all clear, and forgotten with the object.
+  explicit PresentMap(uint32_t frames) : bits_(frames) {}
   // Reads the file at `path`, or makes it. A file of the wrong size is started over: its bits only
   // ever say what need not be fetched.
   static absl::StatusOr<std::unique_ptr<PresentMap>> Open(const std::string& path, uint32_t frames);
 
   bool Test(uint32_t frame) const { return bits_.Test(frame); }
-  // To be called after the frame's bytes are written. A change that cannot be written to the file
-  // is lost with the process.
-  void Set(uint32_t frame);
-  void Clear(uint32_t frame);
+  // Set is to be called after the frame's bytes are written, Clear before they go. A change that
+  // cannot be written to the file is lost with the process. Both return true if they changed it.
+  bool Set(uint32_t frame);
+  bool Clear(uint32_t frame);
   uint64_t count() const { return count_.load(std::memory_order_relaxed); }
+  // Calls `visit` with each frame that is set, in ascending order.
+  template <typename Visit>
+  void ForEach(const Visit& visit) const {
+    for (uint32_t i = 0; i < bits_.words().size(); ++i) {
+      for (uint64_t word = bits_.words()[i].load(); word != 0; word &= word - 1) {
+        visit(i * FrameBits::kBitsPerWord + static_cast<uint32_t>(std::countr_zero(word)));
+      }
+    }
+  }
 
  private:
   PresentMap(UniqueFd fd, uint32_t frames) : fd_(std::move(fd)), bits_(frames) {}

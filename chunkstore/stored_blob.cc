@@ -11,6 +11,10 @@ namespace {
 
 using std::chrono::steady_clock;
 
+// On a full disk: what is evicted to write a frame, and how often if others are faster.
+constexpr uint64_t kFullDiskReclaim = 8 << 20;
+constexpr int kFullDiskAttempts = 3;
+
 uint64_t BytesOf(const FrameRecord& frame) { return uint64_t{frame.blocks} * kBlockSize; }
 
 std::string TextOf(const absl::Status& status) { return std::string(status.message()); }
@@ -21,18 +25,20 @@ std::string TextOf(const absl::Status& status) { return std::string(status.messa
 class StoredBlob::FetchTask : public FetchPool::Task {
  public:
   FetchTask(std::shared_ptr<StoredBlob> blob, std::vector<uint32_t> frames, Priority priority,
-            std::shared_ptr<ReadStats> stats)
+            UseTime since, std::shared_ptr<ReadStats> stats)
       : Task(priority),
         blob_(std::move(blob)),
         frames_(std::move(frames)),
+        since_(since),
         stats_(stats != nullptr ? std::move(stats) : std::make_shared<ReadStats>()) {}
 
-  void Run(Scratch& scratch) override { blob_->FetchFrames(frames_, *stats_, scratch); }
+  void Run(Scratch& scratch) override { blob_->FetchFrames(frames_, since_, *stats_, scratch); }
   void Abandon(const absl::Status& why) override { blob_->Fail(frames_, why); }
 
  private:
   const std::shared_ptr<StoredBlob> blob_;
   const std::vector<uint32_t> frames_;
+  const UseTime since_;
   const std::shared_ptr<ReadStats> stats_;
 };
 
@@ -66,7 +72,10 @@ class StoredBlob::LoadChunksTask : public FetchPool::Task {
 
 struct StoredBlob::Handle {
   explicit Handle(std::shared_ptr<StoredBlob> used) : blob(std::move(used)) { ++blob->handles_; }
-  ~Handle() { --blob->handles_; }
+  ~Handle() {
+    blob->last_used_ = blob->cache_->now();
+    if (--blob->handles_ == 0) blob->local_->MarkUsed();
+  }
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
 
@@ -74,21 +83,39 @@ struct StoredBlob::Handle {
 };
 
 StoredBlob::StoredBlob(const LayerDescriptor& descriptor, std::unique_ptr<LocalBlob> local,
-                       std::shared_ptr<Origin> origin, std::shared_ptr<FetchPool> pool,
-                       std::shared_ptr<ChunkCopier> copier)
+                       std::shared_ptr<Origin> origin, Shared shared)
     : descriptor_(descriptor),
       local_(std::move(local)),
       origin_(descriptor, std::move(origin)),
-      pool_(std::move(pool)),
-      copier_(std::move(copier)),
-      scheduler_(local_->frames(), local_->present(), *pool_,
-                 [this](const std::vector<uint32_t>& frames, Priority priority,
+      pool_(std::move(shared.pool)),
+      cache_(std::move(shared.cache)),
+      copier_(std::move(shared.copier)),
+      scheduler_(local_->frames(), local_->present(), *pool_, *cache_,
+                 [this](const std::vector<uint32_t>& frames, Priority priority, UseTime since,
                         std::shared_ptr<ReadStats> stats) {
-                   return std::make_shared<FetchTask>(shared_from_this(), frames, priority,
+                   return std::make_shared<FetchTask>(shared_from_this(), frames, priority, since,
                                                       std::move(stats));
-                 }) {}
+                 }),
+      used_(local_->frames().size()) {}
+
+std::shared_ptr<StoredBlob> StoredBlob::Create(const LayerDescriptor& descriptor,
+                                               std::unique_ptr<LocalBlob> local,
+                                               std::shared_ptr<Origin> origin, Shared shared) {
+  const std::shared_ptr<StoredBlob> blob(
+      new StoredBlob(descriptor, std::move(local), std::move(origin), std::move(shared)));
+  const UseTime used = blob->cache_->Opened(descriptor.digest, blob);
+  blob->last_used_ = used;
+  for (std::atomic<UseTime>& time : blob->used_) time.store(used, std::memory_order_relaxed);
+  blob->local_->CountIn(blob->cache_);
+  return blob;
+}
+
+StoredBlob::~StoredBlob() {
+  cache_->Closed(descriptor_.digest, local_->present_bytes(), last_used_);
+}
 
 std::shared_ptr<Blob> StoredBlob::NewHandle() {
+  local_->MarkUsed();
   return {std::make_shared<Handle>(shared_from_this()), this};
 }
 
@@ -116,6 +143,25 @@ bool StoredBlob::Ready(uint64_t offset, uint64_t length) const {
   return true;
 }
 
+Blob::Hold StoredBlob::HoldIfReady(uint64_t offset, uint64_t length) {
+  Hold hold = cache_->readers().Enter();
+  const FrameRange range = FramesOf(offset, length);
+  for (uint32_t frame = range.first; frame < range.end; ++frame) {
+    if (!scheduler_.Ready(frame)) return {};
+  }
+  MarkUsed(range);
+  return hold;
+}
+
+void StoredBlob::MarkUsed(FrameRange frames) {
+  const UseTime now = cache_->now();
+  for (uint32_t frame = frames.first; frame < frames.end; ++frame) {
+    std::atomic<UseTime>& used = used_[frame];
+    // Most frames are used again before the clock goes on: their cache line stays clean.
+    if (used.load(std::memory_order_relaxed) != now) used.store(now, std::memory_order_relaxed);
+  }
+}
+
 void StoredBlob::Fetch(uint64_t offset, uint64_t length, Priority priority,
                        std::shared_ptr<ReadStats> stats, std::function<void(absl::Status)> done) {
   if (offset > local_->data_size() || length > local_->data_size() - offset) {
@@ -124,53 +170,114 @@ void StoredBlob::Fetch(uint64_t offset, uint64_t length, Priority priority,
     return;
   }
   const FrameRange range = FramesOf(offset, length);
+  MarkUsed(range);
   scheduler_.Fetch(range.first, range.end, priority, origin_.preferred_request_size(),
                    std::move(stats), std::move(done));
 }
 
-void StoredBlob::FetchFrames(std::span<const uint32_t> frames, ReadStats& stats, Scratch& scratch) {
+void StoredBlob::VisitFrames(const std::function<void(uint32_t frame, UseTime used)>& visit) const {
+  local_->present().ForEach(
+      [&](uint32_t frame) { visit(frame, used_[frame].load(std::memory_order_relaxed)); });
+}
+
+absl::StatusOr<uint64_t> StoredBlob::Evict(std::span<const uint32_t> frames) {
+  std::vector<uint32_t> claimed;
+  for (const uint32_t frame : frames) {
+    if (scheduler_.ClaimToEvict(frame)) claimed.push_back(frame);
+  }
+  if (claimed.empty()) return 0;
+  // From here to the end as data_readers.h has it. The bits in the file go first as well: a process
+  // that is killed in between leaves bytes that nobody asks for.
+  DataReaders& readers = cache_->readers();
+  readers.BeginEviction(descriptor_.digest);
+  uint64_t freed = 0;
+  for (const uint32_t frame : claimed) freed += local_->Forget(frame);
+  readers.AwaitReaders();
+  absl::Status status;
+  for (size_t i = 0, run = 0; i < claimed.size(); i = run) {
+    for (run = i + 1; run < claimed.size() && claimed[run] == claimed[run - 1] + 1;) ++run;
+    status.Update(local_->Punch(claimed[i], claimed[run - 1] + 1));
+  }
+  readers.EndEviction(descriptor_.digest);
+  scheduler_.Release(claimed);
+  if (!status.ok()) return status;
+  return freed;
+}
+
+void StoredBlob::FetchFrames(std::span<const uint32_t> frames, UseTime since, ReadStats& stats,
+                             Scratch& scratch) {
   if (handles_ == 0) return Fail(frames, absl::CancelledError("the blob is no longer used"));
   const absl::StatusOr<std::span<std::byte>> frame_buffer = scratch.Frame();
   const absl::StatusOr<std::span<std::byte>> batch_buffer = scratch.Batch();
   if (!frame_buffer.ok()) return Fail(frames, frame_buffer.status());
   if (!batch_buffer.ok()) return Fail(frames, batch_buffer.status());
 
+  Work work{frames, since, stats, *frame_buffer, *batch_buffer};
   std::vector<uint32_t> missing;
+  uint32_t done = 0;  // frames before it are
   for (const uint32_t frame : frames) {
-    if (!FetchLocally(frame, stats, *frame_buffer, *batch_buffer)) missing.push_back(frame);
+    if (frame < done) continue;  // it came with a chunk that a frame before it is a part of
+    std::optional<uint32_t> end = CheckPresent(frame, work);
+    if (!end.has_value()) end = CopyFromOthers(frame, work);
+    if (end.has_value()) {
+      done = *end;
+    } else {
+      missing.push_back(frame);
+    }
   }
   for (std::span<const uint32_t> rest = missing; !rest.empty();) {
-    const std::span<const uint32_t> batch = FittingBatch(rest);
-    FetchFromOrigin(batch, stats, *frame_buffer, *batch_buffer);
-    rest = rest.subspan(batch.size());
+    work.frames = FittingBatch(rest);
+    FetchFromOrigin(work);
+    rest = rest.subspan(work.frames.size());
   }
 }
 
-bool StoredBlob::FetchLocally(uint32_t frame, ReadStats& stats, std::span<std::byte> frame_buffer,
-                              std::span<std::byte> batch_buffer) {
-  if (scheduler_.Ready(frame)) {  // it came with a chunk that a frame before it is a part of
+std::optional<uint32_t> StoredBlob::CheckPresent(uint32_t frame, const Work& work) {
+  if (!local_->present().Test(frame)) return std::nullopt;
+  if (local_->CheckFrame(frame, work.frame_buffer)) {
     scheduler_.Complete(frame, absl::OkStatus());
-    return true;
+    return frame + 1;
   }
-  if (local_->present().Test(frame)) {
-    if (local_->CheckFrame(frame, frame_buffer)) {
-      scheduler_.Complete(frame, absl::OkStatus());
-      return true;
-    }
-    if (MayLog()) {
-      spdlog::warn("{}: frame {} is damaged on the local disk and is fetched again", name(), frame);
-    }
+  if (MayLog()) {
+    spdlog::warn("{}: frame {} is damaged on the local disk and is fetched again", name(), frame);
   }
+  return std::nullopt;
+}
+
+std::optional<uint32_t> StoredBlob::CopyFromOthers(uint32_t frame, const Work& work) {
   const ChunkTable* chunks = chunks_.load(std::memory_order_acquire);
-  if (chunks == nullptr) return false;
-  const auto copied = copier_->Copy(descriptor_.digest, *chunks, frame, *local_, batch_buffer);
-  if (!copied.has_value()) return false;
-  stats.copied_frames += copied->end_frame - copied->first_frame;
-  stats.written_bytes += copied->written_bytes;
-  for (uint32_t i = copied->first_frame; i < copied->end_frame; ++i) {
-    scheduler_.Complete(i, absl::OkStatus());
+  if (chunks == nullptr) return std::nullopt;
+  // All frames of a large chunk come at once, as far as this task holds them or nobody does.
+  const FrameRange whole = ChunkCopier::FramesOfChunk(*chunks, frames(), frame);
+  FrameRange range{frame, frame + 1};
+  std::vector<uint32_t> claimed;
+  const auto take = [&](uint32_t other) {
+    if (other > frame && std::ranges::binary_search(work.frames, other)) return true;
+    if (!scheduler_.Claim(other)) return false;
+    claimed.push_back(other);
+    return true;
+  };
+  while (range.first > whole.first && take(range.first - 1)) --range.first;
+  while (range.end < whole.end && take(range.end)) ++range.end;
+
+  uint64_t bytes = 0;
+  for (uint32_t i = range.first; i < range.end; ++i) bytes += BytesOf(frames()[i]);
+  std::optional<uint64_t> written;
+  if (const auto room = cache_->MakeRoom(bytes, work.since); room.ok()) {
+    const DataReaders::Section section = cache_->readers().Enter();
+    written = copier_->Copy(descriptor_.digest, *chunks, frame, range, *local_, cache_->readers(),
+                            work.batch_buffer);
   }
-  return true;
+  if (!written.has_value()) {
+    scheduler_.Release(claimed);
+    return std::nullopt;
+  }
+  work.stats.copied_frames += range.end - range.first;
+  work.stats.written_bytes += *written;
+  cache_->Tick();
+  MarkUsed(range);
+  for (uint32_t i = range.first; i < range.end; ++i) scheduler_.Complete(i, absl::OkStatus());
+  return range.end;
 }
 
 std::span<const uint32_t> StoredBlob::FittingBatch(std::span<const uint32_t> frames) const {
@@ -182,14 +289,26 @@ std::span<const uint32_t> StoredBlob::FittingBatch(std::span<const uint32_t> fra
   return frames.first(count);
 }
 
-void StoredBlob::FetchFromOrigin(std::span<const uint32_t> frames, ReadStats& stats,
-                                 std::span<std::byte> frame_buffer,
-                                 std::span<std::byte> batch_buffer) {
+void StoredBlob::FetchFromOrigin(const Work& work) {
+  // Before anything is read: a prefetch that has no room shall not cost the origin anything.
+  std::vector<NodeCache::Room> rooms;
+  absl::Status full;
+  for (const uint32_t frame : work.frames) {
+    absl::StatusOr<NodeCache::Room> room = cache_->MakeRoom(BytesOf(frames()[frame]), work.since);
+    full = room.status();
+    if (!full.ok()) break;
+    rooms.push_back(*std::move(room));
+  }
+  const std::span<const uint32_t> wanted = work.frames.first(rooms.size());
+  if (!full.ok()) scheduler_.GiveUpPrefetch(work.frames.subspan(rooms.size()), full);
+  if (wanted.empty()) return;
+
   // The compressed frames lie in the buffer one behind the other; neighbours are one range.
+  std::span<std::byte> batch_buffer = work.batch_buffer;
   std::vector<RangeRead> ranges;
   uint64_t bytes = 0;
-  for (const uint32_t frame : frames) {
-    const FrameRecord& record = this->frames()[frame];
+  for (const uint32_t frame : wanted) {
+    const FrameRecord& record = frames()[frame];
     if (!ranges.empty() && ranges.back().offset + ranges.back().into.size() == record.offset) {
       std::span<std::byte>& into = ranges.back().into;
       into = {into.data(), into.size() + record.length};
@@ -199,36 +318,48 @@ void StoredBlob::FetchFromOrigin(std::span<const uint32_t> frames, ReadStats& st
     bytes += record.length;
   }
   const absl::Status status = origin_.Read(ranges);
-  stats.origin_requests += ranges.size();
-  if (!status.ok()) return Fail(frames, status);
-  stats.fetched_bytes += bytes;
-  stats.fetched_frames += frames.size();
-  for (size_t i = 0; i < frames.size(); ++i) {
-    const uint64_t length = this->frames()[frames[i]].length;
-    const absl::Status stored =
-        StoreFrame(frames[i], batch_buffer.first(length), stats, frame_buffer);
+  work.stats.origin_requests += ranges.size();
+  if (!status.ok()) return Fail(wanted, status);
+  work.stats.fetched_bytes += bytes;
+  work.stats.fetched_frames += wanted.size();
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const NodeCache::Room room = std::move(rooms[i]);
+    const uint64_t length = frames()[wanted[i]].length;
+    const absl::Status stored = StoreFrame(wanted[i], batch_buffer.first(length), work);
     batch_buffer = batch_buffer.subspan(length);
     if (stored.ok()) {
-      scheduler_.Complete(frames[i], stored);
+      scheduler_.Complete(wanted[i], stored);
     } else {
-      Fail(frames.subspan(i, 1), stored);
+      Fail(wanted.subspan(i, 1), stored);
     }
   }
 }
 
 absl::Status StoredBlob::StoreFrame(uint32_t frame, std::span<const std::byte> compressed,
-                                    ReadStats& stats, std::span<std::byte> buffer) {
+                                    const Work& work) {
   const FrameRecord& record = frames()[frame];
-  const std::span<std::byte> bytes = buffer.first(BytesOf(record));
+  const std::span<std::byte> bytes = work.frame_buffer.first(BytesOf(record));
   RETURN_IF_ERROR(DecodeFrame(record, compressed, bytes), "{}", origin_.name());
-  stats.decompressed_bytes += bytes.size();
+  work.stats.decompressed_bytes += bytes.size();
   // Or every process would find the frame wrong and fetch it anew.
   if (!FrameIsIntact(record, bytes)) {
     return absl::DataLossError("the frame table has a wrong checksum of its content");
   }
-  RETURN_IF_ERROR(local_->WriteFrame(frame, bytes));
-  stats.written_bytes += bytes.size();
+  RETURN_IF_ERROR(WriteFrame(frame, bytes));
+  if (!local_->in_memory()) work.stats.written_bytes += bytes.size();
   return absl::OkStatus();
+}
+
+// On a disk that others have filled, what is evicted makes room.
+absl::Status StoredBlob::WriteFrame(uint32_t frame, std::span<const std::byte> bytes) {
+  cache_->Tick();
+  MarkUsed({frame, frame + 1});
+  absl::Status status = local_->WriteFrame(frame, bytes);
+  for (int i = 0; i < kFullDiskAttempts && absl::IsResourceExhausted(status); ++i) {
+    if (cache_->Reclaim(kFullDiskReclaim, kAnyTime) == 0) break;
+    status = local_->WriteFrame(frame, bytes);
+  }
+  return status;
 }
 
 void StoredBlob::Fail(std::span<const uint32_t> frames, const absl::Status& why) {

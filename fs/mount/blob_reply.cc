@@ -28,25 +28,50 @@ uint64_t TotalLength(std::span<const ContentPiece> pieces) {
   return total;
 }
 
-bool AllReady(std::span<const ContentPiece> pieces) {
-  for (const ContentPiece& piece : pieces) {
-    if (piece.blob != nullptr && !piece.blob->Ready(piece.offset, piece.length)) return false;
+// Keeps the content of all pieces where it is while they are read; true if it is there. Most requests
+// are one piece.
+class ContentHold {
+ public:
+  explicit ContentHold(std::span<const ContentPiece> pieces) {
+    for (const ContentPiece& piece : pieces) {
+      if (piece.blob == nullptr) continue;
+      Blob::Hold hold = piece.blob->HoldIfReady(piece.offset, piece.length);
+      if (!hold) {
+        all_ = false;
+        return;
+      }
+      if (first_) {
+        others_.push_back(std::move(hold));
+      } else {
+        first_ = std::move(hold);
+      }
+    }
   }
-  return true;
+  bool all() const { return all_; }
+
+ private:
+  bool all_ = true;
+  Blob::Hold first_;
+  std::vector<Blob::Hold> others_;
+};
+
+absl::Status CopyPiece(const ContentPiece& piece, std::span<std::byte> into) {
+  if (piece.blob != nullptr) {
+    return Annotate(ReadFull(piece.blob->data_fd(), piece.offset, into),
+                    "blob " + piece.blob->descriptor().digest.ToString());
+  }
+  if (piece.memory != nullptr) {
+    std::copy_n(piece.memory, piece.length, into.begin());
+  } else {
+    std::fill(into.begin(), into.end(), std::byte{0});
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CopyContent(std::span<const ContentPiece> pieces, std::span<std::byte> into) {
   for (const ContentPiece& piece : pieces) {
-    const std::span<std::byte> part = into.subspan(0, piece.length);
+    RETURN_IF_ERROR(CopyPiece(piece, into.first(piece.length)));
     into = into.subspan(piece.length);
-    if (piece.blob != nullptr) {
-      RETURN_IF_ERROR(ReadFull(piece.blob->data_fd(), piece.offset, part), "blob {}",
-                      piece.blob->descriptor().digest.ToString());
-    } else if (piece.memory != nullptr) {
-      std::copy_n(piece.memory, piece.length, part.begin());
-    } else {
-      std::fill(part.begin(), part.end(), std::byte{0});
-    }
   }
   return absl::OkStatus();
 }
@@ -74,6 +99,8 @@ void ReplyByCopy(fuse_req_t request, std::span<const ContentPiece> pieces, ReadS
 }
 
 // Pages go from the data file to the reader through a pipe, without passing through this process.
+// libfuse empties the pipe before it returns, and without FUSE_BUF_SPLICE_MOVE the kernel copies out of
+// the pages: when this returns, the data file may lose the content.
 // For threads of the session only: libfuse makes a pipe for each thread and session and closes it
 // when the thread ends, which must be before the session does.
 void ReplyBySplice(fuse_req_t request, const ContentPiece& piece) {
@@ -84,7 +111,7 @@ void ReplyBySplice(fuse_req_t request, const ContentPiece& piece) {
   ::fuse_reply_data(request, &content, fuse_buf_copy_flags{});
 }
 
-// On a thread of the session, with all content ready.
+// On a thread of the session, with all content held.
 void ReplyNow(fuse_req_t request, std::span<const ContentPiece> pieces, ReadStats& stats) {
   const uint64_t length = TotalLength(pieces);
   if (length < kSpliceFrom) {
@@ -97,7 +124,8 @@ void ReplyNow(fuse_req_t request, std::span<const ContentPiece> pieces, ReadStat
   }
 }
 
-// A request whose content is being fetched. Shared by the fetches; the last to end answers it.
+// A request whose content is being fetched. Shared by the fetches: each copies its piece when it is
+// done, since that is how long the piece is sure to stay, and the last to end answers the request.
 class PendingReply {
  public:
   PendingReply(fuse_req_t request, std::span<const ContentPiece> pieces,
@@ -105,34 +133,51 @@ class PendingReply {
       : session_(FuseSession::Of(request)),
         request_(request),
         pieces_(pieces.begin(), pieces.end()),
+        length_(TotalLength(pieces)),
         stats_(std::move(stats)),
         start_(start) {
     session_.BeginReply();
   }
 
   static void FetchAndReply(const std::shared_ptr<PendingReply>& self) {
-    // One more than fetches, so that `pieces_` stays until the loop is through with it.
+    // One more than pieces, so that `pieces_` stays until the loop is through with it.
     self->unfinished_ = self->pieces_.size() + 1;
+    uint64_t offset = 0;
     for (const ContentPiece& piece : self->pieces_) {
+      const auto done = [self, &piece, offset](const absl::Status& status) {
+        self->Finish(status.ok() && self->Copy(piece, offset));
+      };
       if (piece.blob == nullptr) {
-        self->Finish(absl::OkStatus());
+        done(absl::OkStatus());
       } else {
         piece.blob->Fetch(piece.offset, piece.length, chunkstore::Priority::kForeground,
-                          self->stats_, [self](absl::Status status) { self->Finish(status); });
+                          self->stats_, done);
       }
+      offset += piece.length;
     }
-    self->Finish(absl::OkStatus());
+    self->Finish(true);
   }
 
  private:
-  void Finish(const absl::Status& status) {
+  bool Copy(const ContentPiece& piece, uint64_t offset) {
     {
       std::lock_guard lock(mutex_);
-      failed_ = failed_ || !status.ok();
+      // Not before: many requests may wait for an origin that does not answer.
+      if (buffer_ == nullptr) buffer_ = std::make_unique_for_overwrite<std::byte[]>(length_);
+    }
+    const absl::Status status = CopyPiece(piece, {buffer_.get() + offset, piece.length});
+    if (!status.ok()) spdlog::warn("read failed: {}", std::string(status.message()));
+    return status.ok();
+  }
+
+  void Finish(bool ok) {
+    {
+      std::lock_guard lock(mutex_);
+      failed_ = failed_ || !ok;
       if (--unfinished_ > 0) return;
     }
     if (!failed_) {
-      ReplyByCopy(request_, pieces_, *stats_);
+      ::fuse_reply_buf(request_, reinterpret_cast<const char*>(buffer_.get()), length_);
     } else {
       ReplyError(request_, *stats_);  // the store has logged it, once for all who waited
     }
@@ -145,10 +190,12 @@ class PendingReply {
   FuseSession& session_;
   const fuse_req_t request_;
   std::vector<ContentPiece> pieces_;
+  const uint64_t length_;
   const std::shared_ptr<ReadStats> stats_;
   const Clock::time_point start_;
 
   std::mutex mutex_;
+  std::unique_ptr<std::byte[]> buffer_;
   size_t unfinished_ = 0;
   bool failed_ = false;
 };
@@ -160,7 +207,7 @@ void ReplyWithContent(fuse_req_t request, std::span<const ContentPiece> pieces,
   const Clock::time_point start = Clock::now();
   stats->read_requests.fetch_add(1, std::memory_order_relaxed);
   stats->read_bytes.fetch_add(TotalLength(pieces), std::memory_order_relaxed);
-  if (AllReady(pieces)) {
+  if (const ContentHold hold(pieces); hold.all()) {
     ReplyNow(request, pieces, *stats);
     stats->hit_latency.Add(Clock::now() - start);
     return;

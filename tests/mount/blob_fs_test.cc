@@ -44,6 +44,7 @@ class FakeBlob final : public chunkstore::Blob {
   const chunkstore::FrameTable& frames() const override { return frames_; }
   int data_fd() const override { return fd_.get(); }
   bool Ready(uint64_t, uint64_t) const override { return ready_; }
+  Hold HoldIfReady(uint64_t, uint64_t) override { return ready_ ? readers_.Enter() : Hold(); }
   void Fetch(uint64_t, uint64_t, chunkstore::Priority, std::shared_ptr<ReadStats>,
              std::function<void(absl::Status)> done) override {
     std::lock_guard lock(mutex_);
@@ -52,6 +53,7 @@ class FakeBlob final : public chunkstore::Blob {
   }
   void ShareChunks() override {}
   uint64_t present_frames() const override { return 0; }
+  uint64_t present_bytes() const override { return 0; }
 
   void set_ready(bool ready) { ready_ = ready; }
   // Answers `count` fetches, waiting for them to come.
@@ -67,6 +69,7 @@ class FakeBlob final : public chunkstore::Blob {
 
  private:
   const UniqueFd fd_;
+  chunkstore::DataReaders readers_;
   const chunkstore::LayerDescriptor descriptor_;
   const chunkstore::FrameTable frames_;
   std::atomic<bool> ready_{true};
