@@ -21,8 +21,10 @@ constexpr std::chrono::seconds kPeriod(5);
 constexpr uint64_t kLimitGoodFor = 16 << 20;
 // What one thread evicts before another one may.
 constexpr uint64_t kSlice = 64 << 20;
-// How long nobody looks again when there was nothing to evict: looking goes through all frames.
+// How long nobody looks again when there was nothing to evict, since looking goes through all frames;
+// and what part of them may come meanwhile.
 constexpr std::chrono::milliseconds kVainPause(100);
+constexpr uint64_t kVainPart = 1024;
 // Frames of a blob that are evicted at once: readers that want one of them wait for all.
 constexpr size_t kEvictTogether = 64;
 // The clock's first time. Below it is room to put a million blobs of earlier processes in order.
@@ -180,24 +182,24 @@ absl::StatusOr<NodeCache::Room> NodeCache::MakeRoom(uint64_t bytes, UseTime befo
   reserved_.fetch_add(bytes);
   Room room(this, bytes);
   if (!limits_.bounded()) return room;
-  const uint64_t used_before = used();
-  if (used_before - std::min(used_before, limit_is_of_.load()) > kLimitGoodFor) UpdateLimit();
+  const uint64_t good_for = std::min(kLimitGoodFor, limit() / 64);
+  if (used() > limit_is_of_.load() + good_for) UpdateLimit();
   const uint64_t limit = this->limit();
-  const uint64_t wanted = used() + reserved_.load();
   if (before != kAnyTime) {
     // Stays below the mark itself: the background would not ask what was used since.
-    if (wanted <= HighMark(limit)) return room;
-    Reclaim(wanted - HighMark(limit), before);
-    if (used() + reserved_.load() <= HighMark(limit)) return room;
-    return absl::ResourceExhaustedError(
-        fmt::format("the node's cache ({} bytes) is full of what is in use", limit));
+    while (wanted() > HighMark(limit)) {
+      if (EvictTo(HighMark(limit), before) > 0 || wanted() <= HighMark(limit)) continue;
+      return absl::ResourceExhaustedError(
+          fmt::format("the node's cache ({} bytes) is full of what is in use", limit));
+    }
+    return room;
   }
-  if (wanted > HighMark(limit)) {
+  if (wanted() > HighMark(limit)) {
     std::lock_guard lock(wake_mutex_);
     woken_ = true;
     wake_.notify_one();
   }
-  if (wanted > limit) Reclaim(wanted - limit, before);
+  if (wanted() > limit) EvictTo(limit, before);
   return room;
 }
 
@@ -210,33 +212,41 @@ void NodeCache::Work() {
     lock.unlock();
     Tick();
     UpdateLimit();
-    EvictInBackground();
+    if (wanted() > HighMark(limit())) {
+      while (EvictTo(LowMark(limit()), kAnyTime) != 0) {
+      }
+    }
     lock.lock();
-  }
-}
-
-void NodeCache::EvictInBackground() {
-  if (used() <= HighMark(limit())) return;
-  const uint64_t low = LowMark(limit());
-  for (uint64_t bytes = used(); bytes > low && !stopped_; bytes = used()) {
-    if (Reclaim(std::min(bytes - low, kSlice), kAnyTime) == 0) break;
   }
 }
 
 void NodeCache::Shrink(uint64_t bytes) {
   ScanOnce();
-  for (uint64_t used = this->used(); used > bytes && !stopped_; used = this->used()) {
-    {
-      std::lock_guard lock(evict_mutex_);
-      in_vain_ = {};
-    }
-    if (Reclaim(std::min(used - bytes, kSlice), kAnyTime) == 0) break;
+  while (EvictTo(bytes, kAnyTime, /*insist=*/true) != 0) {
   }
 }
 
-uint64_t NodeCache::Reclaim(uint64_t bytes, UseTime before) {
+uint64_t NodeCache::Reclaim(uint64_t bytes) {
   std::lock_guard lock(evict_mutex_);
-  if (before == kAnyTime && steady_clock::now() - in_vain_ < kVainPause) return 0;
+  return EvictBytes(bytes, kAnyTime);
+}
+
+uint64_t NodeCache::EvictTo(uint64_t level, UseTime before, bool insist) {
+  std::lock_guard lock(evict_mutex_);
+  const uint64_t wanted = this->wanted();  // another thread may have evicted enough
+  if (wanted <= level) return 0;
+  const bool little_changed = steady_clock::now() - in_vain_at_ < kVainPause &&
+                              used() <= in_vain_used_ + in_vain_used_ / kVainPart;
+  if (before == kAnyTime && little_changed && !insist) return 0;
+  const uint64_t freed = EvictBytes(std::min(wanted - level, kSlice), before);
+  if (freed == 0 && before == kAnyTime) {
+    in_vain_at_ = steady_clock::now();
+    in_vain_used_ = used();
+  }
+  return freed;
+}
+
+uint64_t NodeCache::EvictBytes(uint64_t bytes, UseTime before) {
   uint64_t freed = 0;
   // Frames have different sizes, and some cannot be evicted now: then more are looked at.
   for (uint64_t frames = FramesFor(bytes); freed < bytes && !stopped_;) {
@@ -246,7 +256,6 @@ uint64_t NodeCache::Reclaim(uint64_t bytes, UseTime before) {
     if (all) break;
     frames = got == 0 ? 4 * frames : FramesFor(bytes - std::min(freed, bytes));
   }
-  if (freed == 0 && before == kAnyTime) in_vain_ = steady_clock::now();
   return freed;
 }
 

@@ -113,9 +113,9 @@ class NodeCache {
   // else kResourceExhausted says that the cache is full of frames that were used since.
   absl::StatusOr<Room> MakeRoom(uint64_t bytes, UseTime before);
 
-  // Evicts at least `bytes`, if there is that much to evict of what was used before `before`. Returns
-  // what it was.
-  uint64_t Reclaim(uint64_t bytes, UseTime before);
+  // For a disk that is full although the limit is not reached: evicts about `bytes`, whatever it was
+  // used, and returns what it was.
+  uint64_t Reclaim(uint64_t bytes);
   // Evicts until no more than `bytes` are used, or only pinned frames and those in use are left.
   void Shrink(uint64_t bytes);
 
@@ -157,9 +157,16 @@ class NodeCache {
   }
   void Work();
   void UpdateLimit();
-  void EvictInBackground();
+  // What counts against the limit.
+  uint64_t wanted() const { return used_.load() + reserved_.load(); }
+  // Evicts what was last used before `before` until no more than `level` is wanted, a slice at the
+  // most. Does nothing if it was in vain a moment ago and little has changed, unless `insist`.
+  // Returns the bytes evicted.
+  uint64_t EvictTo(uint64_t level, UseTime before, bool insist = false);
+  // With evict_mutex_ held, as those below.
+  uint64_t EvictBytes(uint64_t bytes, UseTime before);
   std::vector<Candidate> Candidates();
-  // With evict_mutex_ held. Evicts the oldest `frames` frames that were used before `before`.
+  // Evicts the oldest `frames` frames that were used before `before`. Says if there are no more.
   uint64_t EvictOldest(uint64_t frames, UseTime before, bool* all);
   uint64_t EvictFrom(CachedBlob& blob, UseTime up_to, uint64_t* frames);
 
@@ -178,8 +185,10 @@ class NodeCache {
   absl::flat_hash_map<Digest, Known> blobs_;
   absl::flat_hash_set<Digest> pinned_;
 
-  std::mutex evict_mutex_;                         // one evicts at a time
-  std::chrono::steady_clock::time_point in_vain_;  // when nothing was found to evict; guarded by it
+  std::mutex evict_mutex_;  // one evicts at a time
+  // When nothing was found to evict, and what was used then. Guarded by evict_mutex_.
+  std::chrono::steady_clock::time_point in_vain_at_;
+  uint64_t in_vain_used_ = 0;
   std::atomic<bool> stopped_{false};
 
   std::mutex wake_mutex_;

@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 namespace lamina::chunkstore {
@@ -11,9 +12,11 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// On a full disk: what is evicted to write a frame, and how often if others are faster.
-constexpr uint64_t kFullDiskReclaim = 8 << 20;
-constexpr int kFullDiskAttempts = 3;
+// On a full disk: what is evicted to write a frame, and how often, if others are faster or need all
+// that there is.
+constexpr uint64_t kFullDiskReclaim = 4 << 20;
+constexpr int kFullDiskAttempts = 20;
+constexpr std::chrono::milliseconds kFullDiskPause(10);
 
 uint64_t BytesOf(const FrameRecord& frame) { return uint64_t{frame.blocks} * kBlockSize; }
 
@@ -323,9 +326,9 @@ void StoredBlob::FetchFromOrigin(const Work& work) {
   work.stats.fetched_bytes += bytes;
   work.stats.fetched_frames += wanted.size();
   for (size_t i = 0; i < wanted.size(); ++i) {
-    const NodeCache::Room room = std::move(rooms[i]);
     const uint64_t length = frames()[wanted[i]].length;
-    const absl::Status stored = StoreFrame(wanted[i], batch_buffer.first(length), work);
+    const absl::Status stored =
+        StoreFrame(wanted[i], batch_buffer.first(length), work, std::move(rooms[i]));
     batch_buffer = batch_buffer.subspan(length);
     if (stored.ok()) {
       scheduler_.Complete(wanted[i], stored);
@@ -336,7 +339,7 @@ void StoredBlob::FetchFromOrigin(const Work& work) {
 }
 
 absl::Status StoredBlob::StoreFrame(uint32_t frame, std::span<const std::byte> compressed,
-                                    const Work& work) {
+                                    const Work& work, NodeCache::Room /*until it is written*/) {
   const FrameRecord& record = frames()[frame];
   const std::span<std::byte> bytes = work.frame_buffer.first(BytesOf(record));
   RETURN_IF_ERROR(DecodeFrame(record, compressed, bytes), "{}", origin_.name());
@@ -356,7 +359,9 @@ absl::Status StoredBlob::WriteFrame(uint32_t frame, std::span<const std::byte> b
   MarkUsed({frame, frame + 1});
   absl::Status status = local_->WriteFrame(frame, bytes);
   for (int i = 0; i < kFullDiskAttempts && absl::IsResourceExhausted(status); ++i) {
-    if (cache_->Reclaim(kFullDiskReclaim, kAnyTime) == 0) break;
+    if (cache_->Reclaim(kFullDiskReclaim) == 0) {
+      std::this_thread::sleep_for(kFullDiskPause);  // what readers need now may be evicted then
+    }
     status = local_->WriteFrame(frame, bytes);
   }
   return status;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/chunkstore/store_testing.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -102,6 +103,29 @@ absl::StatusOr<std::string> ReadBlob(Blob& blob, uint64_t offset, uint64_t lengt
   return content;
 }
 
+absl::StatusOr<std::string> ReadLikeAMount(Blob& blob, uint64_t offset, uint64_t length,
+                                           std::shared_ptr<ReadStats> stats) {
+  constexpr uint64_t kRequest = 128 << 10;
+  std::string content(length, '\0');
+  for (uint64_t done = 0; done < length; done += kRequest) {
+    const auto into = std::as_writable_bytes(std::span(content))
+                          .subspan(done)
+                          .first(std::min(kRequest, length - done));
+    if (const Blob::Hold hold = blob.HoldIfReady(offset + done, into.size()); hold) {
+      RETURN_IF_ERROR(ReadFull(blob.data_fd(), offset + done, into));
+      continue;
+    }
+    FetchResult result;
+    blob.Fetch(offset + done, into.size(), Priority::kForeground, stats,
+               [&, callback = result.Callback()](absl::Status status) {
+                 if (status.ok()) status = ReadFull(blob.data_fd(), offset + done, into);
+                 callback(status);
+               });
+    RETURN_IF_ERROR(result.Wait());
+  }
+  return content;
+}
+
 absl::StatusOr<std::string> ReadBlob(Blob& blob) { return ReadBlob(blob, 0, blob.size()); }
 
 std::string AddressSpace(const TestBlob& blob) {
@@ -140,8 +164,12 @@ std::shared_ptr<ObservedOrigin> StoreTest::NewOrigin() const {
 
 std::unique_ptr<BlobStore> StoreTest::OpenStore(std::shared_ptr<NodeIndex> index,
                                                 int threads) const {
-  auto store =
-      BlobStore::Open({.directory = state(), .index = std::move(index), .threads = threads});
+  return OpenStore({.index = std::move(index), .threads = threads});
+}
+
+std::unique_ptr<BlobStore> StoreTest::OpenStore(BlobStore::Options options) const {
+  options.directory = state();
+  auto store = BlobStore::Open(std::move(options));
   EXPECT_TRUE(store.ok()) << store.status();
   return std::move(*store);
 }

@@ -84,6 +84,10 @@ absl::StatusOr<std::string> ReadBlob(Blob& blob, uint64_t offset, uint64_t lengt
                                      std::shared_ptr<ReadStats> stats = nullptr);
 // As above, for the whole address space.
 absl::StatusOr<std::string> ReadBlob(Blob& blob);
+// Reads a range as a mount does: piece by piece, under a hold if it is there, else when it has been
+// fetched. Right in a store that evicts, too.
+absl::StatusOr<std::string> ReadLikeAMount(Blob& blob, uint64_t offset, uint64_t length,
+                                           std::shared_ptr<ReadStats> stats = nullptr);
 // The address space of a blob, from its object in memory.
 std::string AddressSpace(const TestBlob& blob);
 
@@ -105,6 +109,8 @@ class StoreTest : public testing::Test {
 
   std::unique_ptr<BlobStore> OpenStore(std::shared_ptr<NodeIndex> index = nullptr,
                                        int threads = 4) const;
+  // In state().
+  std::unique_ptr<BlobStore> OpenStore(BlobStore::Options options) const;
   // Attaches and reads all of it with a store of its own.
   void FillBlob(const TestBlob& blob) const;
 
