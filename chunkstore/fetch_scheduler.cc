@@ -215,12 +215,11 @@ void FetchScheduler::Schedule(const std::shared_ptr<Request>& request, Tasks* ta
 }
 
 void FetchScheduler::ReadAhead(const Request& request, Tasks* tasks) {
-  Readahead::Range range = readahead_.Advance(request.first, request.end);
-  range.end = std::min(range.end, frames_.size());
   const uint64_t allowed = cache_.allowed_ahead() / kFrameSize;
-  if (range.end > range.first + allowed) {
-    range.end = range.first + static_cast<uint32_t>(allowed);
-  }
+  Readahead::Range range =
+      readahead_.Advance(request.first, request.end,
+                         static_cast<uint32_t>(std::min<uint64_t>(allowed, Readahead::kMaxWindow)));
+  range.end = std::min(range.end, frames_.size());
   Batch batch{.priority = Priority::kPrefetch,
               .since = cache_.now(),
               .max_bytes = std::max(request.request_size, kPrefetchBatch),

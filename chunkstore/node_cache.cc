@@ -227,6 +227,7 @@ void NodeCache::Shrink(uint64_t bytes) {
 }
 
 uint64_t NodeCache::Reclaim(uint64_t bytes) {
+  ScanOnce();
   std::lock_guard lock(evict_mutex_);
   return EvictBytes(bytes, kAnyTime);
 }

@@ -18,7 +18,7 @@ bool Readahead::Continues(const Stream& stream, uint32_t first, uint32_t end) {
   return first <= furthest && end + kReordered >= stream.next && first >= stream.start;
 }
 
-Readahead::Range Readahead::Advance(uint32_t first, uint32_t end) {
+Readahead::Range Readahead::Advance(uint32_t first, uint32_t end, uint32_t max_window) {
   auto stream =
       std::ranges::find_if(streams_, [&](const Stream& s) { return Continues(s, first, end); });
   if (stream == streams_.end()) {
@@ -30,7 +30,8 @@ Readahead::Range Readahead::Advance(uint32_t first, uint32_t end) {
   const uint32_t used = stream->next - stream->start;
   // The first request of a stream is no sign of more to come, however long it is.
   if (stream->next <= stream->trigger || used == end - first) return {};
-  const uint32_t window = std::clamp<uint32_t>(used / 2, 1, kMaxWindow);
+  const uint32_t window = std::min(std::clamp<uint32_t>(used / 2, 1, kMaxWindow), max_window);
+  if (window == 0) return {};
   const Range range{std::max(stream->ahead, stream->next), 0};
   stream->trigger = range.first;
   stream->ahead = range.first + window;

@@ -86,5 +86,15 @@ TEST(ReadaheadTest, ForgivesSwappedRequests) {
   EXPECT_GT(range.end, range.first);
 }
 
+TEST(ReadaheadTest, ASmallerWindowStaysCloseToTheReader) {
+  Readahead readahead;
+  for (uint32_t frame = 0; frame < 100; ++frame) {
+    EXPECT_EQ(readahead.Advance(frame, frame + 1, 0).end, 0u);
+  }
+  for (uint32_t frame = 100; frame < 200; ++frame) {
+    EXPECT_LE(readahead.Advance(frame, frame + 1, 2).end, frame + 5);
+  }
+}
+
 }  // namespace
 }  // namespace lamina::chunkstore
