@@ -272,7 +272,7 @@ absl::StatusOr<std::unique_ptr<LocalBlob>> LocalBlob::OpenInMemory(
   ASSIGN_OR_RETURN(blob->frames_,
                    FrameTable::Parse(std::as_const(blob->frames_file_).bytes(), blob->sections_));
   ASSIGN_OR_RETURN(blob->metadata_, MapCopy(tables.metadata));
-  blob->data_size_ = Padded(uint64_t{blob->sections_.blocks} * kBlockSize);
+  blob->data_size_ = PaddedFileSize(uint64_t{blob->sections_.blocks} * kBlockSize);
   ASSIGN_OR_RETURN(blob->data_, NewMemoryFile(blob->data_size_));
   blob->present_ = std::make_unique<PresentMap>(blob->frames_.size());
   return blob;

@@ -69,6 +69,25 @@ absl::StatusOr<json> Client::Report(const std::optional<std::string>& target) {
   return json::array();
 }
 
+absl::StatusOr<json> Client::ListCache() {
+  return Call({{"op", "cache-list"}}, /*start_engine=*/true);
+}
+
+absl::StatusOr<json> Client::CleanCache(std::optional<uint64_t> bytes) {
+  json message = {{"op", "cache-clean"}};
+  if (bytes.has_value()) message["bytes"] = *bytes;
+  return Call(message, /*start_engine=*/true);
+}
+
+absl::Status Client::PinImage(const std::string& image, bool pinned) {
+  return Call({{"op", "cache-pin"}, {"image", image}, {"pinned", pinned}}, /*start_engine=*/true)
+      .status();
+}
+
+absl::StatusOr<json> Client::RemoveImage(const std::string& image) {
+  return Call({{"op", "cache-remove"}, {"image", image}}, /*start_engine=*/true);
+}
+
 absl::StatusOr<json> Client::Call(const json& request, bool start_engine) {
   absl::Status last;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
@@ -107,11 +126,13 @@ absl::Status Client::StartEngine() {
   ::fcntl(read_end.get(), F_SETFD, FD_CLOEXEC);
   const std::string state_option = "--state=" + state_;
   const std::string ready_option = fmt::format("--ready-fd={}", write_end.get());
-  const char* arguments[] = {
-      "lamina", "serve", state_option.c_str(), "--end-when-idle", ready_option.c_str(), nullptr};
+  std::vector<const char*> arguments = {"lamina", "serve", state_option.c_str(), "--end-when-idle",
+                                        ready_option.c_str()};
+  for (const std::string& option : engine_options_) arguments.push_back(option.c_str());
+  arguments.push_back(nullptr);
   pid_t child = -1;
   const int error = ::posix_spawn(&child, program_.c_str(), nullptr, nullptr,
-                                  const_cast<char**>(arguments), environ);
+                                  const_cast<char**>(arguments.data()), environ);
   if (error != 0) return ErrnoStatus(error, "start the engine " + program_);
   write_end.Reset();
   // The child detaches itself: it forks, and the parent half ends at once.

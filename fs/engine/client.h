@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "fs/engine/engine.h"
 
@@ -17,15 +18,23 @@ namespace lamina::fs {
 // messages.h has it.
 class Client {
  public:
-  // `program` is started as `program serve --state=<state> --end-when-idle --ready-fd=N` when an
-  // engine is needed.
-  Client(std::string state, std::string program)
-      : state_(std::move(state)), program_(std::move(program)) {}
+  // `program` is started as `program serve --state=<state> --end-when-idle --ready-fd=N`, with
+  // `engine_options` added, when an engine is needed.
+  Client(std::string state, std::string program, std::vector<std::string> engine_options = {})
+      : state_(std::move(state)),
+        program_(std::move(program)),
+        engine_options_(std::move(engine_options)) {}
 
   absl::StatusOr<nlohmann::json> Mount(const MountRequest& request);
   absl::Status Unmount(const std::string& target);
   // An empty array if there is no engine.
   absl::StatusOr<nlohmann::json> Report(const std::optional<std::string>& target);
+
+  // What the node keeps (image_cache.h). Without an engine that runs, one is started for it.
+  absl::StatusOr<nlohmann::json> ListCache();
+  absl::StatusOr<nlohmann::json> CleanCache(std::optional<uint64_t> bytes);
+  absl::Status PinImage(const std::string& image, bool pinned);
+  absl::StatusOr<nlohmann::json> RemoveImage(const std::string& image);
 
  private:
   absl::StatusOr<nlohmann::json> Call(const nlohmann::json& request, bool start_engine);
@@ -33,6 +42,7 @@ class Client {
 
   std::string state_;
   std::string program_;
+  std::vector<std::string> engine_options_;
 };
 
 // /var/lib/lamina for root, $XDG_DATA_HOME/lamina or ~/.local/share/lamina for others.

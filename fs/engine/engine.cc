@@ -111,6 +111,7 @@ std::string NextId(const std::string& state) {
 struct MountState {
   MountDescription description;
   std::string writable_dir;
+  std::shared_ptr<void> image_use;
   uint64_t kernel_id = 0;  // of the mount at the target, in mountinfo
   std::vector<std::shared_ptr<Blob>> blobs;
   std::shared_ptr<const MergedMetadata> metadata;
@@ -125,7 +126,8 @@ class EngineImpl : public Engine {
       : state_(std::move(state)),
         lock_(std::move(lock)),
         index_(std::move(index)),
-        store_(std::move(store)) {}
+        store_(std::move(store)),
+        images_(state_ + "/images", *store_) {}
 
   ~EngineImpl() override {
     for (const auto& [target, mount] : mounts_) {
@@ -144,6 +146,8 @@ class EngineImpl : public Engine {
   absl::Status Unmount(const std::string& target) override;
   absl::StatusOr<std::vector<MountReport>> Report(
       const std::optional<std::string>& target) override;
+  ImageCache& images() override { return images_; }
+  absl::Status PinImage(const std::string& image, bool pinned) override;
   void ForgetGoneMounts() override;
   bool HasMounts() override {
     std::lock_guard lock(mutex_);
@@ -172,6 +176,7 @@ class EngineImpl : public Engine {
   const UniqueFd lock_;
   const std::shared_ptr<chunkstore::NodeIndex> index_;
   const std::unique_ptr<chunkstore::BlobStore> store_;
+  ImageCache images_;
 
   std::once_flag probe_;
   Capability from_file_;  // set by probe_
@@ -207,6 +212,22 @@ absl::StatusOr<std::vector<std::shared_ptr<Blob>>> AttachAll(chunkstore::BlobSto
     blobs.push_back(*std::move(results[i]));
   }
   return blobs;
+}
+
+ImageRecord RecordOf(const Image& image) {
+  return {
+      .image = image.reference, .manifest_digest = image.manifest_digest, .layers = image.layers};
+}
+
+absl::Status EngineImpl::PinImage(const std::string& image, bool pinned) {
+  // What a tag says now, if it can be found out: another image may have been there when it was used.
+  if (pinned && !image.starts_with("sha256:")) {
+    const absl::StatusOr<Image> opened = OpenImage(image, oci::Platform::Host());
+    if (opened.ok()) return images_.Pin(RecordOf(*opened));
+    if (images_.SetPinned(image, true).ok()) return absl::OkStatus();
+    return opened.status();
+  }
+  return images_.SetPinned(image, pinned);
 }
 
 absl::StatusOr<EngineImpl::Choice> EngineImpl::ChooseTransport(const MountRequest& request) {
@@ -280,6 +301,7 @@ absl::StatusOr<MountState> EngineImpl::Prepare(const MountRequest& request) {
   }
   ASSIGN_OR_RETURN(const Image image, OpenImage(request.image, oci::Platform::Host()));
   mount.description.manifest_digest = image.manifest_digest.ToString();
+  mount.image_use = images_.Use(RecordOf(image));
   ASSIGN_OR_RETURN(mount.blobs, AttachAll(*store_, image));
   ASSIGN_OR_RETURN(mount.metadata, GetMergedMetadata(state_ + "/images", mount.blobs));
   mount.stats = std::make_shared<ReadStats>();
@@ -500,8 +522,11 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Open(const EngineOptions& option
   }
   const std::shared_ptr<chunkstore::NodeIndex> index =
       chunkstore::NodeIndex::OpenInBackground(state + "/index");
-  ASSIGN_OR_RETURN(auto store,
-                   chunkstore::BlobStore::Open({.directory = state + "/blobs", .index = index}));
+  ASSIGN_OR_RETURN(const chunkstore::CacheLimits limits, LimitsFor(options.cache, state));
+  ASSIGN_OR_RETURN(auto store, chunkstore::BlobStore::Open({.directory = state + "/blobs",
+                                                            .index = index,
+                                                            .limits = limits,
+                                                            .in_memory = options.cache.none}));
   auto engine =
       std::make_unique<EngineImpl>(state, std::move(lock), std::move(index), std::move(store));
   RETURN_IF_ERROR(engine->CleanUpAfterKilledEngine());

@@ -7,7 +7,7 @@
 //   <state>/lock              held (flock) for as long as the engine lives
 //   <state>/control.sock      see server.h
 //   <state>/blobs/ index/     chunkstore's
-//   <state>/images/<hex>/     merged metadata of the image with that manifest digest
+//   <state>/images/           see image_cache.h
 //   <state>/mounts/<id>/      what a mount needs: lower/ (EROFS below a writable mount), upper/,
 //   work/ <state>/fuse/             blob files for the kernel's EROFS
 #ifndef LAMINA_FS_ENGINE_ENGINE_H_
@@ -22,6 +22,8 @@
 
 #include "chunkstore/base/status.h"
 #include "chunkstore/stats.h"
+#include "fs/engine/cache_options.h"
+#include "fs/engine/image_cache.h"
 
 namespace lamina::fs {
 
@@ -65,6 +67,7 @@ struct MountReport {
 
 struct EngineOptions {
   std::string state;  // directory, made if missing, mode 0700
+  CacheOptions cache;
 };
 
 // Thread-safe.
@@ -83,6 +86,11 @@ class Engine {
   // All mounts, or the one at `target` (kNotFound if there is none).
   virtual absl::StatusOr<std::vector<MountReport>> Report(
       const std::optional<std::string>& target) = 0;
+
+  // The images that this node keeps content of. Lives as long as the engine.
+  virtual ImageCache& images() = 0;
+  // Pins an image, or no longer: pinned content is not evicted.
+  virtual absl::Status PinImage(const std::string& image, bool pinned) = 0;
 
   // Forgets mounts that were unmounted without asking the engine, with umount(8) for example. Call
   // it when /proc/self/mountinfo has changed.

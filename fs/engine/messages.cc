@@ -83,6 +83,41 @@ json ToJson(const MountReport& report) {
   return object;
 }
 
+json ToJson(const CacheReport& report) {
+  json images = json::array();
+  for (const CachedImage& image : report.images) {
+    json layers = json::array();
+    for (const Digest& layer : image.layers) layers.push_back(layer.ToString());
+    images.push_back({{"image", image.image},
+                      {"manifest_digest", image.manifest_digest.ToString()},
+                      {"layers", layers},
+                      {"pinned", image.pinned},
+                      {"mounted", image.mounted},
+                      {"content_bytes", image.content_bytes},
+                      {"present_bytes", image.present_bytes},
+                      {"last_used", image.last_used}});
+  }
+  json blobs = json::array();
+  for (const chunkstore::BlobStore::BlobUsage& blob : report.usage.blobs) {
+    blobs.push_back({{"digest", blob.digest.ToString()},
+                     {"attached", blob.attached},
+                     {"pinned", blob.pinned},
+                     {"content_bytes", blob.content_bytes},
+                     {"present_bytes", blob.present_bytes},
+                     {"last_used", blob.last_used}});
+  }
+  return {{"used_bytes", report.usage.used_bytes},
+          {"limit_bytes", report.usage.limit_bytes},
+          {"images", images},
+          {"blobs", blobs}};
+}
+
+json ToJson(const CacheCleanup& cleanup) {
+  return {{"freed_bytes", cleanup.freed_bytes},
+          {"removed_images", cleanup.removed_images},
+          {"removed_blobs", cleanup.removed_blobs}};
+}
+
 absl::StatusOr<std::string> StringField(const json& object, std::string_view name) {
   const json* field = Find(object, name);
   if (field == nullptr || !field->is_string()) {

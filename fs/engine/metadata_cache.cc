@@ -33,13 +33,13 @@ struct Trailer {
 };
 constexpr char kTrailerMagic[8] = {'L', 'A', 'M', 'I', 'N', 'A', 'M', 'D'};
 
-Digest CacheKey(const std::vector<std::shared_ptr<Blob>>& blobs) {
+Digest CacheKey(std::span<const chunkstore::LayerDescriptor> layers) {
   Hasher hasher;
   hasher.Update(AsBytes(kMergeVersion));
-  for (const auto& blob : blobs) {
+  for (const chunkstore::LayerDescriptor& layer : layers) {
     // The section table covers the metadata, the object's digest names the device.
-    hasher.Update(std::as_bytes(std::span(blob->descriptor().digest.bytes)));
-    hasher.Update(std::as_bytes(std::span(blob->descriptor().section_table_digest.bytes)));
+    hasher.Update(std::as_bytes(std::span(layer.digest.bytes)));
+    hasher.Update(std::as_bytes(std::span(layer.section_table_digest.bytes)));
   }
   return hasher.Finish();
 }
@@ -116,9 +116,16 @@ absl::Status MergeInto(const std::string& path, const std::vector<std::shared_pt
 
 }  // namespace
 
+std::string MergedMetadataName(std::span<const chunkstore::LayerDescriptor> layers) {
+  return CacheKey(layers).Hex();
+}
+
 absl::StatusOr<std::shared_ptr<const MergedMetadata>> GetMergedMetadata(
     const std::string& directory, const std::vector<std::shared_ptr<Blob>>& blobs) {
-  const Digest key = CacheKey(blobs);
+  std::vector<chunkstore::LayerDescriptor> layers;
+  layers.reserve(blobs.size());
+  for (const auto& blob : blobs) layers.push_back(blob->descriptor());
+  const Digest key = CacheKey(layers);
   const std::string path = fmt::format("{}/{}/metadata", directory, key.Hex());
   absl::StatusOr<MergedMetadata> cached = OpenCached(path);
   if (!cached.ok()) {

@@ -7,6 +7,7 @@
 #define LAMINA_FS_ENGINE_METADATA_CACHE_H_
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,8 +22,11 @@ struct MergedMetadata {
   Mapping mapping;  // of the whole file, which is padded to 2 MiB
 };
 
+// The directory in which the metadata of an image with these layers is.
+std::string MergedMetadataName(std::span<const chunkstore::LayerDescriptor> layers);
+
 // Returns the metadata of the image that consists of `blobs` (lowest layer first): from
-// `<directory>/<hex name>/` if it is there and undamaged, else by merging and writing it there.
+// `<directory>/<name>/` if it is there and undamaged, else by merging and writing it there.
 // Any number of threads and processes may do so at once.
 absl::StatusOr<std::shared_ptr<const MergedMetadata>> GetMergedMetadata(
     const std::string& directory, const std::vector<std::shared_ptr<chunkstore::Blob>>& blobs);

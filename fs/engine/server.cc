@@ -34,6 +34,29 @@ constexpr int kFirstRequestMilliseconds = 10'000;
 // How often detached mounts are asked whether their last user has gone.
 constexpr int kIdlePollMilliseconds = 5;
 
+absl::StatusOr<json> ExecuteCache(Engine& engine, std::string_view op, const json& request) {
+  if (op == "cache-list") return ToJson(engine.images().Report());
+  if (op == "cache-clean") {
+    std::optional<uint64_t> bytes;
+    if (const auto field = request.find("bytes"); field != request.end()) {
+      if (!field->is_number_unsigned()) {
+        return absl::InvalidArgumentError("field 'bytes' is not a size");
+      }
+      bytes = field->get<uint64_t>();
+    }
+    ASSIGN_OR_RETURN(const CacheCleanup cleanup, engine.images().Clean(bytes), "clean the cache");
+    return ToJson(cleanup);
+  }
+  ASSIGN_OR_RETURN(const std::string image, StringField(request, "image"));
+  if (op == "cache-pin") {
+    ASSIGN_OR_RETURN(const bool pinned, BoolField(request, "pinned"));
+    RETURN_IF_ERROR(engine.PinImage(image, pinned), "{} {}", pinned ? "pin" : "unpin", image);
+    return json::object();
+  }
+  ASSIGN_OR_RETURN(const CacheCleanup cleanup, engine.images().Remove(image), "remove {}", image);
+  return ToJson(cleanup);
+}
+
 absl::StatusOr<json> Execute(Engine& engine, const json& request) {
   ASSIGN_OR_RETURN(const std::string op, StringField(request, "op"));
   if (op == "mount") {
@@ -55,6 +78,9 @@ absl::StatusOr<json> Execute(Engine& engine, const json& request) {
     json array = json::array();
     for (const MountReport& report : reports) array.push_back(ToJson(report));
     return array;
+  }
+  for (const char* known : {"cache-list", "cache-clean", "cache-pin", "cache-remove"}) {
+    if (op == known) return ExecuteCache(engine, op, request);
   }
   return absl::InvalidArgumentError(fmt::format("unknown op '{}'", op));
 }

@@ -48,6 +48,7 @@ class EvictionTest : public StoreTest {
   std::shared_ptr<Blob> Attach(BlobStore& store, const TestBlob& blob) {
     auto attached = store.Attach(blob.descriptor(), NewOrigin());
     EXPECT_TRUE(attached.ok()) << attached.status();
+    (*attached)->ShareChunks();
     return *std::move(attached);
   }
   // Reads frames like a mount, and expects the right bytes. Returns how many had to be fetched.

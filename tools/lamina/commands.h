@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "chunkstore/base/status.h"
+#include "fs/engine/cache_options.h"
 
 namespace lamina::cli {
 
@@ -30,6 +31,7 @@ void AddRun(CLI::App& app, Action& run);
 void AddInspect(CLI::App& app, Action& run);
 void AddVerify(CLI::App& app, Action& run);
 void AddServe(CLI::App& app, Action& run);
+void AddCache(CLI::App& app, Action& run);
 
 // Puts "--" before the container's command in the arguments of `lamina run`, so that options of
 // that command are not taken for ours: "run IMAGE ls -l" becomes "run IMAGE -- ls -l".
@@ -41,6 +43,16 @@ absl::StatusOr<std::string> AbsoluteReference(const std::string& reference);
 absl::StatusOr<std::string> ExistingDirectory(const std::string& path);
 // Adds --state; the default is DefaultStateDirectory().
 void AddStateOption(CLI::App& command, std::string& state);
+// --cache, --cache-size and --cache-free: for an engine, or one that the command may have to start.
+struct CacheFlags {
+  std::string mode = "disk";
+  std::string size = "50%";
+  std::string free = "5%";
+};
+void AddCacheOptions(CLI::App& command, CacheFlags& flags);
+absl::StatusOr<fs::CacheOptions> ParseCacheFlags(const CacheFlags& flags);
+// The same as arguments of `lamina serve`.
+absl::StatusOr<std::vector<std::string>> EngineArguments(const CacheFlags& flags);
 // The path of this program, to start engines with.
 std::string ProgramPath();
 

@@ -74,6 +74,7 @@ int main(int argc, char** argv) {
   lamina::cli::AddVerify(app, run);
   lamina::cli::AddStats(app, run);
   lamina::cli::AddServe(app, run);
+  lamina::cli::AddCache(app, run);
 
   std::vector<std::string> arguments(argv + 1, argv + argc);
   lamina::cli::MarkRunCommand(arguments);

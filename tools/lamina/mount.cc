@@ -14,6 +14,7 @@ struct MountOptions {
   fs::MountRequest request;
   std::string transport = "auto";
   std::string state;
+  CacheFlags cache;
   bool json = false;
 };
 
@@ -26,7 +27,8 @@ absl::StatusOr<int> Mount(MountOptions& options) {
     ASSIGN_OR_RETURN(request.writable_dir, ExistingDirectory(request.writable_dir),
                      "--writable-dir");
   }
-  fs::Client client(options.state, ProgramPath());
+  ASSIGN_OR_RETURN(std::vector<std::string> engine, EngineArguments(options.cache));
+  fs::Client client(options.state, ProgramPath(), std::move(engine));
   ASSIGN_OR_RETURN(const json mount, client.Mount(request));
   if (options.json) {
     PrintJson(mount);
@@ -142,6 +144,7 @@ void AddMount(CLI::App& app, Action& run) {
   command->add_option("--writable-dir", options->request.writable_dir,
                       "Keep the changes of a writable mount in this directory (in upper/)");
   AddStateOption(*command, options->state);
+  AddCacheOptions(*command, options->cache);
   command->add_flag("--json", options->json, "Print the mount as JSON");
   command->callback([options, &run] { run = [options] { return Mount(*options); }; });
 }

@@ -24,6 +24,7 @@ struct Options {
   std::string image;
   std::string writable_dir;
   std::string state;
+  CacheFlags cache;
   std::vector<std::string> command;
   bool json = false;
 };
@@ -87,7 +88,8 @@ absl::StatusOr<int> Run(Options& options) {
 
   BlockStopSignals();
   const steady_clock::time_point start = steady_clock::now();
-  fs::Client client(options.state, ProgramPath());
+  ASSIGN_OR_RETURN(std::vector<std::string> engine, EngineArguments(options.cache));
+  fs::Client client(options.state, ProgramPath(), std::move(engine));
   ASSIGN_OR_RETURN(MountedRootfs mounted,
                    MountedRootfs::Mount(client, {.image = reference,
                                                  .target = rootfs,
@@ -131,6 +133,7 @@ void AddRun(CLI::App& app, Action& run) {
   command->add_option("--writable-dir", options->writable_dir,
                       "Keep what the container writes in this directory (in upper/)");
   AddStateOption(*command, options->state);
+  AddCacheOptions(*command, options->cache);
   command->add_flag("--json", options->json, "Print a summary on standard error at the end");
   command->add_option(
       "command", options->command,
@@ -143,7 +146,9 @@ void MarkRunCommand(std::vector<std::string>& arguments) {
   if (arguments.empty() || arguments[0] != "run") return;
   bool image_seen = false;
   for (auto it = arguments.begin() + 1; it != arguments.end() && *it != "--"; ++it) {
-    if (*it == "--state" || *it == "--writable-dir") {
+    const bool takes_value = *it == "--state" || *it == "--writable-dir" || *it == "--cache" ||
+                             *it == "--cache-size" || *it == "--cache-free";
+    if (takes_value) {
       if (++it == arguments.end()) return;
     } else if (!it->starts_with('-')) {
       if (image_seen) {

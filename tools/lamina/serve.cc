@@ -18,6 +18,7 @@ namespace {
 
 struct Options {
   fs::ServerOptions server;
+  CacheFlags cache;
   int ready_fd = -1;
 };
 
@@ -49,6 +50,7 @@ absl::Status Detach(const std::string& state) {
 }
 
 absl::StatusOr<int> Run(Options& options) {
+  ASSIGN_OR_RETURN(options.server.engine.cache, ParseCacheFlags(options.cache));
   UniqueFd ready(options.ready_fd);
   if (ready.valid()) {
     ::fcntl(ready.get(), F_SETFD, FD_CLOEXEC);
@@ -82,6 +84,7 @@ void AddServe(CLI::App& app, Action& run) {
   CLI::App* command = app.add_subcommand(
       "serve", "Serve the mounts of a state directory; other commands start this when needed");
   AddStateOption(*command, options->server.engine.state);
+  AddCacheOptions(*command, options->cache);
   command->add_flag("--end-when-idle", options->server.end_when_idle,
                     "End when the last mount goes");
   command->add_option("--ready-fd", options->ready_fd,
