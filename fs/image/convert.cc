@@ -10,8 +10,8 @@
 #include <system_error>
 #include <tuple>
 
+#include "chunkstore/base/json.h"
 #include "erofs/import.h"
-#include "fs/image/json.h"
 #include "fs/image/layer_stream.h"
 #include "fs/image/layer_writer.h"
 #include "fs/image/layout_writer.h"

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <charconv>
 
-#include "fs/image/json.h"
+#include "chunkstore/base/json.h"
 #include "fs/image/tar_index.h"
 
 namespace lamina::fs {

@@ -4,7 +4,8 @@
 #include <algorithm>
 #include <set>
 
-#include "fs/image/json.h"
+#include "chunkstore/base/json.h"
+
 
 namespace lamina::fs {
 namespace {

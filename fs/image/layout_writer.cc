@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "chunkstore/base/json.h"
 #include "fs/image/layout.h"
 
 namespace lamina::fs {

@@ -3,7 +3,8 @@
 
 #include <charconv>
 
-#include "fs/image/json.h"
+#include "chunkstore/base/json.h"
+
 
 namespace lamina::oci {
 namespace {

@@ -42,8 +42,6 @@ inline constexpr std::string_view kSourceDigestKey = "containerd.io/snapshot/lam
 // Name of a manifest in an index.json ("tag"), image-spec annotations.md.
 inline constexpr std::string_view kRefNameKey = "org.opencontainers.image.ref.name";
 
-// Documents larger than this are refused (registries allow 4 MiB manifests).
-inline constexpr uint64_t kMaxDocumentSize = 8 << 20;
 // Layers of an image, at most: overlayfs stacks no more (OVL_MAX_STACK in Linux' fs/overlayfs).
 inline constexpr size_t kMaxLayers = 500;
 

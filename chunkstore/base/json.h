@@ -4,8 +4,8 @@
 // understand differently (a key twice, text that is not UTF-8, something behind the end); Field
 // reads a value with its type checked and knows the way to it, so that errors can say "manifest:
 // layers[3].size: not a number".
-#ifndef LAMINA_FS_IMAGE_JSON_H_
-#define LAMINA_FS_IMAGE_JSON_H_
+#ifndef LAMINA_CHUNKSTORE_BASE_JSON_H_
+#define LAMINA_CHUNKSTORE_BASE_JSON_H_
 
 #include <cstdint>
 #include <map>
@@ -19,6 +19,9 @@
 #include "chunkstore/base/status.h"
 
 namespace lamina::oci {
+
+// Documents larger than this are refused (registries allow 4 MiB manifests).
+inline constexpr uint64_t kMaxDocumentSize = 8 << 20;
 
 // `document` names the text in errors. Depth and size are limited.
 absl::StatusOr<nlohmann::json> ParseJson(std::string_view text, std::string_view document);
@@ -38,6 +41,8 @@ class Field {
   absl::StatusOr<std::optional<Field>> Find(std::string_view key) const;
   absl::StatusOr<Field> Get(std::string_view key) const;  // which must be there
 
+  // The names of this object's members.
+  absl::StatusOr<std::vector<std::string>> Keys() const;
   // The elements of this array.
   absl::StatusOr<std::vector<Field>> Elements() const;
 
@@ -67,4 +72,4 @@ class Field {
 
 }  // namespace lamina::oci
 
-#endif  // LAMINA_FS_IMAGE_JSON_H_
+#endif  // LAMINA_CHUNKSTORE_BASE_JSON_H_

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fs/image/json.h"
+#include "chunkstore/base/json.h"
 
 #include <set>
-
-#include "fs/image/oci.h"
 
 namespace lamina::oci {
 namespace {
@@ -98,6 +96,13 @@ absl::StatusOr<Field> Field::Get(std::string_view key) const {
   ASSIGN_OR_RETURN(const std::optional<Field> field, Find(key));
   if (!field) return Error(fmt::format("'{}' is missing", key));
   return *field;
+}
+
+absl::StatusOr<std::vector<std::string>> Field::Keys() const {
+  if (!value_->is_object()) return Error("not an object");
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : value_->items()) keys.push_back(key);
+  return keys;
 }
 
 absl::StatusOr<std::vector<Field>> Field::Elements() const {

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "chunkstore/http/client.h"
+
+#include <curl/curl.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <random>
+#include <set>
+#include <thread>
+
+#include "chunkstore/http/transfer.h"
+
+namespace lamina::http {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kMaxPollMilliseconds = 60'000;
+
+absl::Status InitialiseCurl() {
+  static const CURLcode code = ::curl_global_init(CURL_GLOBAL_DEFAULT);
+  if (code == CURLE_OK) return absl::OkStatus();
+  return absl::InternalError(fmt::format("libcurl: {}", ::curl_easy_strerror(code)));
+}
+
+class EventClient : public Client {
+ public:
+  EventClient(const ClientOptions& options, CURLM* multi)
+      : options_(options), multi_(multi), thread_([this] { Run(); }) {
+    ::pthread_setname_np(thread_.native_handle(), "lamina-http");
+  }
+
+  ~EventClient() override {
+    {
+      std::lock_guard lock(mutex_);
+      stopped_ = true;
+    }
+    ::curl_multi_wakeup(multi_);
+    thread_.join();
+    ::curl_multi_cleanup(multi_);
+  }
+
+  uint64_t Start(Request request, Done done) override {
+    auto transfer = std::make_unique<Transfer>(std::move(request), options_, std::move(done));
+    uint64_t id = 0;
+    {
+      std::lock_guard lock(mutex_);
+      id = next_id_++;
+      added_.emplace_back(id, std::move(transfer));
+    }
+    ::curl_multi_wakeup(multi_);
+    return id;
+  }
+
+  void Cancel(uint64_t id) override {
+    {
+      std::lock_guard lock(mutex_);
+      cancelled_.push_back(id);
+    }
+    ::curl_multi_wakeup(multi_);
+  }
+
+ private:
+  // A request that is not finished.
+  struct Pending {
+    std::unique_ptr<Transfer> transfer;
+    bool in_flight = false;
+  };
+
+  void Run() {
+    while (TakeCommands()) {
+      StartDue();
+      int running = 0;
+      ::curl_multi_perform(multi_, &running);
+      int left = 0;
+      while (CURLMsg* message = ::curl_multi_info_read(multi_, &left)) {
+        if (message->msg == CURLMSG_DONE) EndTry(message->easy_handle, message->data.result);
+      }
+      ::curl_multi_poll(multi_, nullptr, 0, Patience(), nullptr);
+    }
+    while (!pending_.empty()) {
+      Finish(pending_.begin(), absl::CancelledError("the HTTP client was stopped"));
+    }
+  }
+
+  // False once the client is to end.
+  bool TakeCommands() {
+    std::deque<std::pair<uint64_t, std::unique_ptr<Transfer>>> added;
+    std::vector<uint64_t> cancelled;
+    bool stopped = false;
+    {
+      std::lock_guard lock(mutex_);
+      added.swap(added_);
+      cancelled.swap(cancelled_);
+      stopped = stopped_;
+    }
+    for (auto& [id, transfer] : added) {
+      pending_.emplace(id, Pending{std::move(transfer)});
+      waiting_.push_back(id);
+    }
+    for (const uint64_t id : cancelled) {
+      const auto found = pending_.find(id);
+      if (found != pending_.end()) Finish(found, absl::CancelledError("cancelled"));
+    }
+    return !stopped;
+  }
+
+  void StartDue() {
+    const Clock::time_point now = Clock::now();
+    while (!paused_.empty() && paused_.begin()->first <= now) {
+      // In front of those that never had a turn.
+      waiting_.push_front(paused_.begin()->second);
+      paused_.erase(paused_.begin());
+    }
+    while (!waiting_.empty() && in_flight_ < options_.max_in_flight) {
+      const auto found = pending_.find(waiting_.front());
+      waiting_.pop_front();
+      if (found != pending_.end()) Begin(found);
+    }
+  }
+
+  void Begin(std::map<uint64_t, Pending>::iterator entry) {
+    absl::StatusOr<CURL*> handle = entry->second.transfer->Begin();
+    if (!handle.ok()) return Finish(entry, handle.status());
+    const CURLMcode code = ::curl_multi_add_handle(multi_, *handle);
+    if (code != CURLM_OK) return Finish(entry, absl::InternalError(::curl_multi_strerror(code)));
+    entry->second.in_flight = true;
+    by_handle_[*handle] = entry->first;
+    ++in_flight_;
+  }
+
+  void EndTry(CURL* handle, CURLcode code) {
+    const auto entry = pending_.find(by_handle_.at(handle));
+    Detach(entry->second);
+    Transfer::Verdict verdict = entry->second.transfer->End(code, jitter_(random_));
+    if (verdict.result.has_value()) return Finish(entry, *std::move(verdict.result));
+    paused_.emplace(Clock::now() + verdict.pause, entry->first);
+  }
+
+  void Detach(Pending& pending) {
+    CURL* const handle = pending.transfer->handle();
+    ::curl_multi_remove_handle(multi_, handle);
+    by_handle_.erase(handle);
+    pending.in_flight = false;
+    --in_flight_;
+  }
+
+  void Finish(std::map<uint64_t, Pending>::iterator entry, absl::StatusOr<Response> result) {
+    if (entry->second.in_flight) Detach(entry->second);
+    const std::unique_ptr<Transfer> transfer = std::move(entry->second.transfer);
+    pending_.erase(entry);  // waiting_ and paused_ may still name it
+    transfer->Finish(std::move(result));
+  }
+
+  int Patience() const {
+    if (paused_.empty()) return kMaxPollMilliseconds;
+    const auto pause =
+        std::chrono::ceil<std::chrono::milliseconds>(paused_.begin()->first - Clock::now());
+    return static_cast<int>(std::clamp<int64_t>(pause.count(), 0, kMaxPollMilliseconds));
+  }
+
+  const ClientOptions options_;
+  CURLM* const multi_;
+
+  std::mutex mutex_;  // guards the next four
+  std::deque<std::pair<uint64_t, std::unique_ptr<Transfer>>> added_;
+  std::vector<uint64_t> cancelled_;
+  uint64_t next_id_ = 1;
+  bool stopped_ = false;
+
+  // The event thread's.
+  std::map<uint64_t, Pending> pending_;
+  std::deque<uint64_t> waiting_;
+  std::multimap<Clock::time_point, uint64_t> paused_;
+  std::map<CURL*, uint64_t> by_handle_;
+  int in_flight_ = 0;
+  std::mt19937_64 random_{std::random_device()()};
+  std::uniform_real_distribution<double> jitter_;
+
+  std::thread thread_;  // last: it uses all of the above
+};
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Client>> Client::Create(const ClientOptions& options) {
+  RETURN_IF_ERROR(InitialiseCurl());
+  CURLM* const multi = ::curl_multi_init();
+  if (multi == nullptr) return absl::ResourceExhaustedError("no memory for an HTTP client");
+  ::curl_multi_setopt(multi, CURLMOPT_MAX_HOST_CONNECTIONS, long{options.max_connections_per_host});
+  ::curl_multi_setopt(multi, CURLMOPT_MAXCONNECTS, long{options.max_in_flight});
+  return std::make_shared<EventClient>(options, multi);
+}
+
+absl::StatusOr<Response> Client::Perform(Request request) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::optional<absl::StatusOr<Response>> result;
+  Start(std::move(request), [&](absl::StatusOr<Response> response) {
+    const std::lock_guard lock(mutex);
+    result = std::move(response);
+    changed.notify_one();
+  });
+  std::unique_lock lock(mutex);
+  changed.wait(lock, [&result] { return result.has_value(); });
+  return *std::move(result);
+}
+
+}  // namespace lamina::http

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "chunkstore/registry/registry_client.h"
+
+#include <charconv>
+#include <utility>
+
+#include "chunkstore/base/file.h"
+#include "chunkstore/base/json.h"
+#include "chunkstore/http/url.h"
+#include "chunkstore/registry/errors.h"
+
+namespace lamina::registry {
+namespace {
+
+// What manifests are asked for as; a server may convert between them or refuse what is not listed.
+constexpr std::string_view kManifestTypes =
+    "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json, "
+    "application/vnd.docker.distribution.manifest.v2+json, "
+    "application/vnd.docker.distribution.manifest.list.v2+json";
+constexpr std::string_view kIndexType = "application/vnd.oci.image.index.v1+json";
+// Challenges answered for one request: to get in at all, and to get a wider scope or a new token.
+constexpr int kMaxChallenges = 3;
+
+std::string_view WithoutPort(std::string_view host) {
+  return host.ends_with(']') ? host : host.substr(0, host.rfind(':'));
+}
+
+// Where the registry of Docker Hub is, whose name is that of the web site.
+std::string ApiHost(const std::string& host) {
+  return host == "docker.io" ? "registry-1.docker.io" : host;
+}
+
+std::string NameOf(const RegistryClient::Options& options) {
+  if (!options.mirror_url.empty()) return options.mirror_url;
+  return fmt::format("{}/{}", options.host, options.repository);
+}
+
+std::string Scope(const RegistryClient::Options& options) {
+  return fmt::format("repository:{}:pull{}", options.repository,
+                     options.access == Access::kPush ? ",push" : "");
+}
+
+absl::Status CheckDigest(std::string_view content, const Digest& expected) {
+  const Digest actual = Digest::Of(AsBytes(content));
+  if (actual == expected) return absl::OkStatus();
+  return absl::DataLossError(fmt::format("digest mismatch: {} was expected, the content has {}",
+                                         expected.ToString(), actual.ToString()));
+}
+
+std::string MediaType(const http::Response& response) {
+  const std::string type = response.Header("content-type");
+  return type.substr(0, type.find_first_of("; "));
+}
+
+}  // namespace
+
+RegistryClient::RegistryClient(Options options)
+    : options_(std::move(options)),
+      name_(NameOf(options_)),
+      tokens_({.client = options_.client,
+               .host = options_.host,
+               .repository = options_.repository,
+               .scope = Scope(options_),
+               .settings = options_.settings,
+               .allow_http = AllowsHttp(),
+               .anonymous = is_mirror()}) {}
+
+bool RegistryClient::AllowsHttp() const {
+  // A mirror's URL says what it is.
+  if (is_mirror()) return options_.mirror_url.starts_with("http:");
+  return options_.settings.plain_http || http::IsLoopback(WithoutPort(options_.host));
+}
+
+absl::StatusOr<std::string> RegistryClient::Base() {
+  const std::lock_guard lock(mutex_);
+  if (base_.empty()) {
+    ASSIGN_OR_RETURN(base_, FindBase());
+  }
+  return base_;
+}
+
+absl::StatusOr<std::string> RegistryClient::FindBase() {
+  const auto base = [this](std::string_view root) {
+    return fmt::format("{}/{}/", root, options_.repository);
+  };
+  if (is_mirror()) {
+    const size_t host = options_.mirror_url.find("//") + 2;
+    const bool has_path = options_.mirror_url.find('/', host) != std::string::npos;
+    return base(options_.mirror_url + (has_path ? "" : "/v2"));
+  }
+  const std::string host = ApiHost(options_.host);
+  const std::string https = fmt::format("https://{}/v2", host);
+  const std::string http = fmt::format("http://{}/v2", host);
+  if (options_.settings.plain_http) return base(http);
+  if (!AllowsHttp() || !options_.settings.ca_file.empty()) return base(https);
+  // A loopback address without TLS is fine, but whether that is how it is has to be tried. Only a
+  // server that does not speak TLS at all is asked without: a wrong certificate stays an error.
+  const absl::StatusOr<http::Response> probe = options_.client->Perform(
+      {.url = https + "/", .ca_file = options_.settings.ca_file, .attempts = 1});
+  if (probe.ok()) return base(https);
+  if (probe.status().GetPayload(http::kNoTlsPayload)) return base(http);
+  return Name(probe.status());
+}
+
+absl::StatusOr<std::string> RegistryClient::UrlOf(std::string_view path) {
+  ASSIGN_OR_RETURN(std::string url, Base());
+  url += path;
+  // Mirrors for several registries are told which one is meant, as containerd does.
+  if (is_mirror()) {
+    const char* separator = url.find('?') == std::string::npos ? "?" : "&";
+    url += fmt::format("{}ns={}", separator, http::Escape(options_.host));
+  }
+  return url;
+}
+
+absl::StatusOr<http::Response> RegistryClient::Authorized(http::Request request) {
+  request.allow_http = AllowsHttp();
+  request.ca_file = options_.settings.ca_file;
+  for (int challenges = 0;; ++challenges) {
+    ASSIGN_OR_RETURN(request.authorization, tokens_.Authorization());
+    ASSIGN_OR_RETURN(http::Response response, options_.client->Perform(request));
+    if (response.status != 401 || challenges == kMaxChallenges) return response;
+    ASSIGN_OR_RETURN(const bool answered, Answer(response, request.authorization));
+    if (!answered) return response;
+  }
+}
+
+absl::StatusOr<bool> RegistryClient::Answer(const http::Response& response,
+                                            const std::string& authorization) {
+  if (response.status != 401) return false;
+  ASSIGN_OR_RETURN(const std::string base, Base());
+  ASSIGN_OR_RETURN(const http::Url ours, http::Url::Parse(base));
+  ASSIGN_OR_RETURN(const http::Url theirs, http::Url::Parse(response.url));
+  // Where a redirect has led, credentials of this server are of no use and none of their business.
+  if (!ours.SameOrigin(theirs)) return false;
+  std::vector<Challenge> challenges;
+  const auto [first, last] = response.headers.equal_range("www-authenticate");
+  for (auto header = first; header != last; ++header) {
+    for (Challenge& challenge : ParseChallenges(header->second)) {
+      challenges.push_back(std::move(challenge));
+    }
+  }
+  if (challenges.empty()) return false;
+  RETURN_IF_ERROR(tokens_.Renew(challenges, authorization), "{}", name_);
+  return true;
+}
+
+absl::StatusOr<http::Response> RegistryClient::Send(const std::string& path_or_url,
+                                                    http::Request request) {
+  const bool is_url = path_or_url.starts_with("http:") || path_or_url.starts_with("https:");
+  if (is_url) {
+    request.url = path_or_url;
+  } else {
+    ASSIGN_OR_RETURN(request.url, UrlOf(path_or_url));
+  }
+  absl::StatusOr<http::Response> response = Authorized(std::move(request));
+  if (!response.ok()) return Name(response.status());
+  return response;
+}
+
+absl::StatusOr<Document> RegistryClient::GetManifest(const std::string& tag_or_digest) {
+  ASSIGN_OR_RETURN(
+      http::Response response,
+      Send("manifests/" + tag_or_digest, {.headers = {{"Accept", std::string(kManifestTypes)}},
+                                          .max_body = oci::kMaxDocumentSize}));
+  if (!response.ok()) return Name(Annotate(ErrorOf(response), "manifest " + tag_or_digest));
+  Document document{.content = std::move(response.body), .media_type = MediaType(response)};
+  document.digest = Digest::Of(AsBytes(document.content));
+  // A tag's digest is what the server says it is, so this finds no more than damage on the way.
+  const std::string promised = tag_or_digest.starts_with("sha256:")
+                                   ? tag_or_digest
+                                   : response.Header("docker-content-digest");
+  if (promised.starts_with("sha256:") && promised != document.digest.ToString()) {
+    return Name(absl::DataLossError(
+        fmt::format("manifest {}: digest mismatch: {} was expected, the content has {}",
+                    tag_or_digest, promised, document.digest.ToString())));
+  }
+  return document;
+}
+
+absl::StatusOr<bool> RegistryClient::HasManifest(const std::string& tag_or_digest) {
+  ASSIGN_OR_RETURN(const http::Response response,
+                   Send("manifests/" + tag_or_digest,
+                        {.method = "HEAD", .headers = {{"Accept", std::string(kManifestTypes)}}}));
+  if (response.status == 404) return false;
+  if (!response.ok()) return Name(Annotate(ErrorOf(response), "manifest " + tag_or_digest));
+  return true;
+}
+
+absl::StatusOr<bool> RegistryClient::PutManifest(const std::string& tag_or_digest,
+                                                 std::string_view media_type, std::string content) {
+  const Digest digest = Digest::Of(AsBytes(content));
+  ASSIGN_OR_RETURN(const http::Response response,
+                   Send("manifests/" + tag_or_digest,
+                        {.method = "PUT",
+                         .headers = {{"Content-Type", std::string(media_type)}},
+                         .body = std::make_shared<const std::string>(std::move(content))}));
+  if (!response.ok()) return Name(Annotate(ErrorOf(response), "put manifest " + tag_or_digest));
+  const std::string stored = response.Header("docker-content-digest");
+  if (stored.starts_with("sha256:") && stored != digest.ToString()) {
+    return Name(absl::DataLossError(fmt::format("put manifest {}: the server says it is {}, not {}",
+                                                tag_or_digest, stored, digest.ToString())));
+  }
+  return !response.Header("oci-subject").empty();
+}
+
+absl::StatusOr<Document> RegistryClient::GetReferrers(const Digest& digest,
+                                                      std::string_view artifact_type) {
+  ASSIGN_OR_RETURN(
+      http::Response response,
+      Send(fmt::format("referrers/{}?artifactType={}", digest.ToString(),
+                       http::Escape(artifact_type)),
+           {.headers = {{"Accept", std::string(kIndexType)}}, .max_body = oci::kMaxDocumentSize}));
+  if (!response.ok()) return Name(Annotate(ErrorOf(response), "referrers of " + digest.ToString()));
+  // A server without the API may answer with anything, a page for people for example.
+  if (MediaType(response) != kIndexType) {
+    return Name(absl::NotFoundError("no referrers API: the answer is no index"));
+  }
+  Document document{.content = std::move(response.body), .media_type = std::string(kIndexType)};
+  document.digest = Digest::Of(AsBytes(document.content));
+  return document;
+}
+
+absl::StatusOr<std::string> RegistryClient::GetBlob(const Digest& digest, uint64_t size) {
+  ASSIGN_OR_RETURN(http::Response response, Send("blobs/" + digest.ToString(), {.max_body = size}));
+  const std::string what = "blob " + digest.ToString();
+  if (!response.ok()) return Name(Annotate(ErrorOf(response), what));
+  RETURN_IF_ERROR(CheckDigest(response.body, digest), "{}: {}", name_, what);
+  return std::move(response.body);
+}
+
+absl::StatusOr<uint64_t> RegistryClient::BlobSize(const Digest& digest) {
+  ASSIGN_OR_RETURN(const http::Response response,
+                   Send("blobs/" + digest.ToString(), {.method = "HEAD"}));
+  if (!response.ok()) return Name(Annotate(ErrorOf(response), "blob " + digest.ToString()));
+  const std::string text = response.Header("content-length");
+  uint64_t size = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), size);
+  const bool is_number = !text.empty() && error == std::errc() && end == text.data() + text.size();
+  return is_number ? size : kUnknownSize;
+}
+
+absl::StatusOr<bool> RegistryClient::MountBlob(const Digest& digest,
+                                               const std::string& from_repository) {
+  ASSIGN_OR_RETURN(const http::Response response,
+                   Send(fmt::format("blobs/uploads/?mount={}&from={}", digest.ToString(),
+                                    http::Escape(from_repository)),
+                        {.method = "POST", .attempts = 1}));
+  return response.status == 201;
+}
+
+absl::StatusOr<http::Request> RegistryClient::RangeRequest(const Digest& digest,
+                                                           const http::Range& range) {
+  http::Request request{
+      .range = range, .allow_http = AllowsHttp(), .ca_file = options_.settings.ca_file};
+  ASSIGN_OR_RETURN(request.url, UrlOf("blobs/" + digest.ToString()));
+  ASSIGN_OR_RETURN(request.authorization, tokens_.Authorization());
+  return request;
+}
+
+}  // namespace lamina::registry
