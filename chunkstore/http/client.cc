@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "chunkstore/http/client.h"
 
-#include <curl/curl.h>
 #include <pthread.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include <set>
 #include <thread>
 
+#include "chunkstore/http/curl_library.h"
 #include "chunkstore/http/transfer.h"
 
 namespace lamina::http {
@@ -20,12 +20,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kMaxPollMilliseconds = 60'000;
-
-absl::Status InitialiseCurl() {
-  static const CURLcode code = ::curl_global_init(CURL_GLOBAL_DEFAULT);
-  if (code == CURLE_OK) return absl::OkStatus();
-  return absl::InternalError(fmt::format("libcurl: {}", ::curl_easy_strerror(code)));
-}
 
 class EventClient : public Client {
  public:
@@ -39,9 +33,9 @@ class EventClient : public Client {
       std::lock_guard lock(mutex_);
       stopped_ = true;
     }
-    ::curl_multi_wakeup(multi_);
+    Curl().multi_wakeup(multi_);
     thread_.join();
-    ::curl_multi_cleanup(multi_);
+    Curl().multi_cleanup(multi_);
   }
 
   uint64_t Start(Request request, Done done) override {
@@ -52,7 +46,7 @@ class EventClient : public Client {
       id = next_id_++;
       added_.emplace_back(id, std::move(transfer));
     }
-    ::curl_multi_wakeup(multi_);
+    Curl().multi_wakeup(multi_);
     return id;
   }
 
@@ -61,7 +55,7 @@ class EventClient : public Client {
       std::lock_guard lock(mutex_);
       cancelled_.push_back(id);
     }
-    ::curl_multi_wakeup(multi_);
+    Curl().multi_wakeup(multi_);
   }
 
  private:
@@ -75,12 +69,12 @@ class EventClient : public Client {
     while (TakeCommands()) {
       StartDue();
       int running = 0;
-      ::curl_multi_perform(multi_, &running);
+      Curl().multi_perform(multi_, &running);
       int left = 0;
-      while (CURLMsg* message = ::curl_multi_info_read(multi_, &left)) {
+      while (CURLMsg* message = Curl().multi_info_read(multi_, &left)) {
         if (message->msg == CURLMSG_DONE) EndTry(message->easy_handle, message->data.result);
       }
-      ::curl_multi_poll(multi_, nullptr, 0, Patience(), nullptr);
+      Curl().multi_poll(multi_, nullptr, 0, Patience(), nullptr);
     }
     while (!pending_.empty()) {
       Finish(pending_.begin(), absl::CancelledError("the HTTP client was stopped"));
@@ -126,8 +120,8 @@ class EventClient : public Client {
   void Begin(std::map<uint64_t, Pending>::iterator entry) {
     absl::StatusOr<CURL*> handle = entry->second.transfer->Begin();
     if (!handle.ok()) return Finish(entry, handle.status());
-    const CURLMcode code = ::curl_multi_add_handle(multi_, *handle);
-    if (code != CURLM_OK) return Finish(entry, absl::InternalError(::curl_multi_strerror(code)));
+    const CURLMcode code = Curl().multi_add_handle(multi_, *handle);
+    if (code != CURLM_OK) return Finish(entry, absl::InternalError(Curl().multi_strerror(code)));
     entry->second.in_flight = true;
     by_handle_[*handle] = entry->first;
     ++in_flight_;
@@ -143,7 +137,7 @@ class EventClient : public Client {
 
   void Detach(Pending& pending) {
     CURL* const handle = pending.transfer->handle();
-    ::curl_multi_remove_handle(multi_, handle);
+    Curl().multi_remove_handle(multi_, handle);
     by_handle_.erase(handle);
     pending.in_flight = false;
     --in_flight_;
@@ -187,11 +181,11 @@ class EventClient : public Client {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<Client>> Client::Create(const ClientOptions& options) {
-  RETURN_IF_ERROR(InitialiseCurl());
-  CURLM* const multi = ::curl_multi_init();
+  RETURN_IF_ERROR(LoadCurl());
+  CURLM* const multi = Curl().multi_init();
   if (multi == nullptr) return absl::ResourceExhaustedError("no memory for an HTTP client");
-  ::curl_multi_setopt(multi, CURLMOPT_MAX_HOST_CONNECTIONS, long{options.max_connections_per_host});
-  ::curl_multi_setopt(multi, CURLMOPT_MAXCONNECTS, long{options.max_in_flight});
+  Curl().multi_setopt(multi, CURLMOPT_MAX_HOST_CONNECTIONS, long{options.max_connections_per_host});
+  Curl().multi_setopt(multi, CURLMOPT_MAXCONNECTS, long{options.max_in_flight});
   return std::make_shared<EventClient>(options, multi);
 }
 

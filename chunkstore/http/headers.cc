@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <curl/curl.h>
-
 #include <charconv>
 #include <string>
 
 #include "chunkstore/http/client.h"
+#include "chunkstore/http/curl_library.h"
 
 namespace lamina::http {
 namespace {
@@ -37,7 +36,8 @@ std::optional<std::chrono::seconds> ParseRetryAfter(std::string_view value,
     if (!rest.empty() || seconds > INT32_MAX) return std::nullopt;
     return std::chrono::seconds(seconds);
   }
-  const time_t date = ::curl_getdate(std::string(value).c_str(), nullptr);
+  if (!LoadCurl().ok()) return std::nullopt;
+  const time_t date = Curl().getdate(std::string(value).c_str(), nullptr);
   if (date == -1) return std::nullopt;
   const auto pause = std::chrono::system_clock::from_time_t(date) - now;
   return std::max(std::chrono::ceil<std::chrono::seconds>(pause), std::chrono::seconds(0));

@@ -100,7 +100,7 @@ absl::StatusOr<CURL*> Transfer::Begin() {
   skip_ = 0;
   range_before_ = range_.size();
   error_[0] = '\0';
-  handle_.reset(::curl_easy_init());
+  handle_.reset(Curl().easy_init());
   if (handle_ == nullptr) return absl::ResourceExhaustedError("no memory for an HTTP request");
   SetOptions();
   SetHeaders();
@@ -111,7 +111,7 @@ absl::StatusOr<CURL*> Transfer::Begin() {
 void Transfer::SetOptions() {
   CURL* const handle = handle_.get();
   const auto set = [handle](CURLoption option, auto value) {
-    ::curl_easy_setopt(handle, option, value);
+    Curl().easy_setopt(handle, option, value);
   };
   set(CURLOPT_URL, url_->text.c_str());
   set(CURLOPT_PROTOCOLS_STR, url_->scheme.c_str());
@@ -136,7 +136,7 @@ void Transfer::SetOptions() {
 void Transfer::SetHeaders() {
   curl_slist* list = nullptr;
   const auto add = [&list](const std::string& line) {
-    list = ::curl_slist_append(list, line.c_str());
+    list = Curl().slist_append(list, line.c_str());
   };
   bool has_type = false;
   for (const auto& [name, value] : request_.headers) {
@@ -154,21 +154,21 @@ void Transfer::SetHeaders() {
                     request_.range->offset + request_.range->length - 1));
   }
   headers_.reset(list);
-  ::curl_easy_setopt(handle_.get(), CURLOPT_HTTPHEADER, headers_.get());
+  Curl().easy_setopt(handle_.get(), CURLOPT_HTTPHEADER, headers_.get());
 }
 
 void Transfer::SetBody() {
   CURL* const handle = handle_.get();
   if (request_.method == "HEAD") {
-    ::curl_easy_setopt(handle, CURLOPT_NOBODY, 1L);
+    Curl().easy_setopt(handle, CURLOPT_NOBODY, 1L);
   } else if (request_.method != "GET") {
     // POST is how libcurl sends a body from memory; the method's name is then replaced.
     const bool has_body = request_.body != nullptr;
-    ::curl_easy_setopt(handle, CURLOPT_POST, 1L);
-    ::curl_easy_setopt(handle, CURLOPT_POSTFIELDS, has_body ? request_.body->data() : "");
-    ::curl_easy_setopt(handle, CURLOPT_POSTFIELDSIZE_LARGE,
+    Curl().easy_setopt(handle, CURLOPT_POST, 1L);
+    Curl().easy_setopt(handle, CURLOPT_POSTFIELDS, has_body ? request_.body->data() : "");
+    Curl().easy_setopt(handle, CURLOPT_POSTFIELDSIZE_LARGE,
                        static_cast<curl_off_t>(has_body ? request_.body->size() : 0));
-    ::curl_easy_setopt(handle, CURLOPT_CUSTOMREQUEST, request_.method.c_str());
+    Curl().easy_setopt(handle, CURLOPT_CUSTOMREQUEST, request_.method.c_str());
   }
 }
 
@@ -290,7 +290,7 @@ absl::Status Transfer::AddToRange(std::string_view data) {
 
 Transfer::Verdict Transfer::End(CURLcode code, double jitter) {
   // What the handle points to goes after it.
-  const std::string error = error_[0] != '\0' ? error_.data() : ::curl_easy_strerror(code);
+  const std::string error = error_[0] != '\0' ? error_.data() : Curl().easy_strerror(code);
   handle_.reset();
   headers_.reset();
   ++tries_;

@@ -5,8 +5,6 @@
 #ifndef LAMINA_CHUNKSTORE_HTTP_TRANSFER_H_
 #define LAMINA_CHUNKSTORE_HTTP_TRANSFER_H_
 
-#include <curl/curl.h>
-
 #include <array>
 #include <chrono>
 #include <memory>
@@ -15,6 +13,7 @@
 #include <string_view>
 
 #include "chunkstore/http/client.h"
+#include "chunkstore/http/curl_library.h"
 #include "chunkstore/http/url.h"
 
 namespace lamina::http {
@@ -40,10 +39,10 @@ class Transfer {
 
  private:
   struct FreeHandle {
-    void operator()(CURL* handle) const { ::curl_easy_cleanup(handle); }
+    void operator()(CURL* handle) const { Curl().easy_cleanup(handle); }
   };
   struct FreeList {
-    void operator()(curl_slist* list) const { ::curl_slist_free_all(list); }
+    void operator()(curl_slist* list) const { Curl().slist_free_all(list); }
   };
 
   absl::Status CheckScheme(const Url& url) const;

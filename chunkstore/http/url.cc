@@ -1,25 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "chunkstore/http/url.h"
 
-#include <curl/curl.h>
-
 #include <algorithm>
 #include <array>
 #include <charconv>
 #include <memory>
+
+#include "chunkstore/http/curl_library.h"
 
 namespace lamina::http {
 namespace {
 
 constexpr size_t kMaxLength = 16 << 10;
 
-using Handle = std::unique_ptr<CURLU, decltype(&::curl_url_cleanup)>;
+struct FreeUrl {
+  void operator()(CURLU* url) const { Curl().url_cleanup(url); }
+};
+using Handle = std::unique_ptr<CURLU, FreeUrl>;
 
 bool Get(CURLU* url, CURLUPart part, unsigned flags, std::string* into) {
   char* text = nullptr;
-  if (::curl_url_get(url, part, &text, flags) != CURLUE_OK) return false;
+  if (Curl().url_get(url, part, &text, flags) != CURLUE_OK) return false;
   *into = text;
-  ::curl_free(text);
+  Curl().free(text);
   return true;
 }
 
@@ -34,7 +37,7 @@ absl::StatusOr<Url> Read(CURLU* handle, std::string_view text) {
     // The text is not repeated: it has a password in it.
     return absl::InvalidArgumentError("a URL with a user name or password in it is refused");
   }
-  ::curl_url_set(handle, CURLUPART_FRAGMENT, nullptr, 0);
+  Curl().url_set(handle, CURLUPART_FRAGMENT, nullptr, 0);
   if (!Get(handle, CURLUPART_URL, 0, &url.text) || !Get(handle, CURLUPART_SCHEME, 0, &url.scheme) ||
       !Get(handle, CURLUPART_HOST, 0, &url.host) ||
       !Get(handle, CURLUPART_PORT, CURLU_DEFAULT_PORT, &url.port)) {
@@ -52,14 +55,15 @@ absl::StatusOr<Url> Read(CURLU* handle, std::string_view text) {
 absl::StatusOr<Url> Set(std::string_view base, std::string_view text) {
   if (text.size() > kMaxLength) return NotAUrl(text, "it is too long");
   if (text.find('\0') != std::string_view::npos) return NotAUrl("...", "it has a NUL in it");
-  const Handle handle(::curl_url(), &::curl_url_cleanup);
+  RETURN_IF_ERROR(LoadCurl());
+  const Handle handle(Curl().url());
   if (handle == nullptr) return absl::ResourceExhaustedError("no memory for a URL");
   // The second call is relative to the first.
   for (const std::string_view part : {base, text}) {
     if (part.empty()) continue;
     const CURLUcode code =
-        ::curl_url_set(handle.get(), CURLUPART_URL, std::string(part).c_str(), 0);
-    if (code != CURLUE_OK) return NotAUrl(text, ::curl_url_strerror(code));
+        Curl().url_set(handle.get(), CURLUPART_URL, std::string(part).c_str(), 0);
+    if (code != CURLUE_OK) return NotAUrl(text, Curl().url_strerror(code));
   }
   return Read(handle.get(), text);
 }

@@ -20,6 +20,7 @@
 #include <utility>
 
 #include "chunkstore/blob_store.h"
+#include "chunkstore/http/client.h"
 #include "chunkstore/node_index.h"
 #include "fs/engine/messages.h"
 #include "fs/engine/metadata_cache.h"
@@ -163,6 +164,8 @@ class EngineImpl : public Engine {
   };
   absl::StatusOr<Choice> ChooseTransport(const MountRequest& request);
   absl::StatusOr<MountState> Prepare(const MountRequest& request);
+  // One for all images; made when the first comes from a registry.
+  absl::StatusOr<std::shared_ptr<http::Client>> HttpClient();
   absl::Status Assemble(const MountRequest& request, MountState& mount);
   absl::Status MountErofsAt(const std::string& target, MountState& mount);
   absl::Status CleanUpRecordedMounts();
@@ -182,6 +185,7 @@ class EngineImpl : public Engine {
   Capability from_file_;  // set by probe_
 
   std::mutex mutex_;                          // guards what follows
+  std::shared_ptr<http::Client> http_;        // null as long as no image comes from a registry
   std::unique_ptr<BlobFs> blob_fs_;           // started by the first EROFS mount
   std::map<std::string, MountState> mounts_;  // by target
   std::set<std::string> cleaned_targets_;     // unmounted on start, not yet asked for
@@ -299,13 +303,25 @@ absl::StatusOr<MountState> EngineImpl::Prepare(const MountRequest& request) {
   if (mount.description.writable && ::geteuid() != 0) {
     return absl::FailedPreconditionError("a writable mount needs root (overlayfs)");
   }
-  ASSIGN_OR_RETURN(const Image image, OpenImage(request.image, oci::Platform::Host()));
+  RegistryAccess access{.settings = request.registry};
+  if (request.image.starts_with("docker:")) {
+    ASSIGN_OR_RETURN(access.client, HttpClient());
+  }
+  ASSIGN_OR_RETURN(const Image image, OpenImage(request.image, oci::Platform::Host(), access));
   mount.description.manifest_digest = image.manifest_digest.ToString();
   mount.image_use = images_.Use(RecordOf(image));
   ASSIGN_OR_RETURN(mount.blobs, AttachAll(*store_, image));
   ASSIGN_OR_RETURN(mount.metadata, GetMergedMetadata(state_ + "/images", mount.blobs));
   mount.stats = std::make_shared<ReadStats>();
   return mount;
+}
+
+absl::StatusOr<std::shared_ptr<http::Client>> EngineImpl::HttpClient() {
+  std::lock_guard lock(mutex_);
+  if (http_ == nullptr) {
+    ASSIGN_OR_RETURN(http_, http::Client::Create());
+  }
+  return http_;
 }
 
 absl::Status EngineImpl::Assemble(const MountRequest& request, MountState& mount) {

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "chunkstore/base/status.h"
+#include "chunkstore/registry/settings.h"
 #include "chunkstore/stats.h"
 #include "fs/engine/cache_options.h"
 #include "fs/engine/image_cache.h"
@@ -36,12 +37,13 @@ absl::StatusOr<Transport> ParseTransport(std::string_view text);
 std::string_view TransportName(Transport transport);
 
 struct MountRequest {
-  std::string image;   // "oci:DIR[:TAG]", DIR absolute
+  std::string image;  // "oci:DIR[:TAG]", DIR absolute, or "docker://HOST/REPOSITORY[:TAG][@DIGEST]"
   std::string target;  // absolute path of an existing directory
   Transport transport = Transport::kAuto;
-  bool loop = false;         // EROFS through loop devices, as on kernels before 6.12
-  bool writable = false;     // an overlay on top; changes are lost at unmount unless:
-  std::string writable_dir;  // keeps upper/ and work/ here (implies writable)
+  bool loop = false;            // EROFS through loop devices, as on kernels before 6.12
+  bool writable = false;        // an overlay on top; changes are lost at unmount unless:
+  std::string writable_dir;     // keeps upper/ and work/ here (implies writable)
+  registry::Settings registry;  // secrets in it stay in memory
 };
 
 // What a mount is.

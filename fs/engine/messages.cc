@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fs/engine/messages.h"
 
+#include "chunkstore/base/json.h"
+
 namespace lamina::fs {
 namespace {
 
@@ -45,10 +47,62 @@ std::string_view TransportName(Transport transport) {
   return "unknown";
 }
 
+json ToJson(const registry::Settings& settings, Secrets secrets) {
+  json mirrors = json::array();
+  for (const registry::Mirror& mirror : settings.mirrors) {
+    mirrors.push_back({{"registry", mirror.registry}, {"url", mirror.url}});
+  }
+  json object = {{"plain_http", settings.plain_http},
+                 {"ca_file", settings.ca_file},
+                 {"auth_files", settings.credentials.files},
+                 {"mirrors", mirrors}};
+  if (secrets == Secrets::kLeftOut) return object;
+  json& credentials = object["credentials"] = json::array();
+  for (const auto& [host, credential] : settings.credentials.given) {
+    credentials.push_back(
+        {{"host", host}, {"username", credential.username}, {"password", credential.password}});
+  }
+  return object;
+}
+
+absl::StatusOr<registry::Settings> ParseRegistrySettings(const json& object) {
+  registry::Settings settings;
+  ASSIGN_OR_RETURN(settings.plain_http, BoolField(object, "plain_http"));
+  ASSIGN_OR_RETURN(settings.ca_file, StringField(object, "ca_file"));
+  const oci::Field fields(object, "registry");
+  ASSIGN_OR_RETURN(settings.credentials.files, fields.OptionalStrings("auth_files"));
+  ASSIGN_OR_RETURN(const std::optional<oci::Field> mirrors, fields.Find("mirrors"));
+  if (mirrors) {
+    ASSIGN_OR_RETURN(const std::vector<oci::Field> elements, mirrors->Elements());
+    for (const oci::Field& element : elements) {
+      registry::Mirror mirror;
+      ASSIGN_OR_RETURN(mirror.registry, element.OptionalString("registry"));
+      ASSIGN_OR_RETURN(mirror.url, element.OptionalString("url"));
+      settings.mirrors.push_back(std::move(mirror));
+    }
+  }
+  ASSIGN_OR_RETURN(const std::optional<oci::Field> credentials, fields.Find("credentials"));
+  if (credentials) {
+    ASSIGN_OR_RETURN(const std::vector<oci::Field> elements, credentials->Elements());
+    for (const oci::Field& element : elements) {
+      registry::CredentialSources::Given given;
+      ASSIGN_OR_RETURN(given.host, element.OptionalString("host"));
+      ASSIGN_OR_RETURN(given.credential.username, element.OptionalString("username"));
+      ASSIGN_OR_RETURN(given.credential.password, element.OptionalString("password"));
+      settings.credentials.given.push_back(std::move(given));
+    }
+  }
+  return settings;
+}
+
 json ToJson(const MountRequest& request) {
-  return {{"image", request.image},       {"target", request.target},
-          {"loop", request.loop},         {"transport", TransportName(request.transport)},
-          {"writable", request.writable}, {"writable_dir", request.writable_dir}};
+  return {{"image", request.image},
+          {"target", request.target},
+          {"loop", request.loop},
+          {"transport", TransportName(request.transport)},
+          {"writable", request.writable},
+          {"writable_dir", request.writable_dir},
+          {"registry", ToJson(request.registry, Secrets::kIncluded)}};
 }
 
 json ToJson(const MountDescription& mount) {
@@ -143,6 +197,9 @@ absl::StatusOr<MountRequest> ParseMountRequest(const json& object) {
   ASSIGN_OR_RETURN(request.loop, BoolField(object, "loop"));
   ASSIGN_OR_RETURN(request.writable, BoolField(object, "writable"));
   ASSIGN_OR_RETURN(request.writable_dir, StringField(object, "writable_dir"));
+  if (const json* settings = Find(object, "registry"); settings != nullptr) {
+    ASSIGN_OR_RETURN(request.registry, ParseRegistrySettings(*settings));
+  }
   return request;
 }
 

@@ -17,6 +17,11 @@
 
 namespace lamina::fs {
 
+// What crosses the socket has secrets in it, what is kept on a disk has none.
+enum class Secrets { kIncluded, kLeftOut };
+nlohmann::json ToJson(const registry::Settings& settings, Secrets secrets);
+absl::StatusOr<registry::Settings> ParseRegistrySettings(const nlohmann::json& json);
+
 nlohmann::json ToJson(const MountRequest& request);
 nlohmann::json ToJson(const MountDescription& mount);
 nlohmann::json ToJson(const MountReport& report);

@@ -255,8 +255,8 @@ absl::StatusOr<ConvertResult> ConvertDirectory(const ConvertOptions& options,
 absl::StatusOr<ConvertResult> Convert(const ConvertOptions& options) {
   ASSIGN_OR_RETURN(const ImageReference source, ImageReference::Parse(options.source));
   ASSIGN_OR_RETURN(const ImageReference destination,
-                   ImageReference::ParseLayout(options.destination), "destination");
-  absl::StatusOr<ConvertResult> result = source.transport == Transport::kDirectory
+                   ImageReference::ParseConverted(options.destination), "destination");
+  absl::StatusOr<ConvertResult> result = source.transport == ImageTransport::kDirectory
                                              ? ConvertDirectory(options, source, destination)
                                              : ConvertImage(options, source, destination);
   if (!result.ok()) return Annotate(result.status(), "convert " + options.source);

@@ -154,7 +154,7 @@ bool IsZstdFrame(std::string_view head) {
 
 }  // namespace
 
-absl::StatusOr<Compression> DetectCompression(const FileRange& file) {
+absl::StatusOr<Compression> DetectCompression(const ByteRange& file) {
   std::array<char, kTarMagicOffset + 5> buffer{};
   const size_t length = std::min<uint64_t>(buffer.size(), file.size);
   const std::string_view head(buffer.data(), length);

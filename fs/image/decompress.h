@@ -10,7 +10,7 @@
 #include <memory>
 #include <span>
 
-#include "fs/image/file_range.h"
+#include "fs/image/byte_range.h"
 
 namespace lamina::fs {
 
@@ -21,7 +21,7 @@ enum class Compression { kNone, kGzip, kZstd };
 
 // Looks at the first bytes. kUnimplemented, by name, for formats that OCI layers do not use (xz,
 // bzip2, lz4). A tar header counts as uncompressed whatever it starts with.
-absl::StatusOr<Compression> DetectCompression(const FileRange& file);
+absl::StatusOr<Compression> DetectCompression(const ByteRange& file);
 
 // One compressed stream. Used by one thread.
 class Decompressor {

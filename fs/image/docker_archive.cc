@@ -64,7 +64,7 @@ std::optional<Digest> DigestInName(std::string_view name) {
 }
 
 absl::StatusOr<std::string> ReadMember(const TarIndex& archive, std::string_view name) {
-  ASSIGN_OR_RETURN(const FileRange member, archive.Find(name));
+  ASSIGN_OR_RETURN(const ByteRange member, archive.Find(name));
   ASSIGN_OR_RETURN(std::string text, member.ReadAll(oci::kMaxDocumentSize), "{}", name);
   return text;
 }
@@ -86,7 +86,7 @@ absl::StatusOr<SourceImage> ReadImage(const TarIndex& archive, const DockerImage
                                                   source.config.diff_ids.size()));
   }
   for (size_t i = 0; i < image.layers.size(); ++i) {
-    ASSIGN_OR_RETURN(FileRange content, archive.Find(image.layers[i]), "layer {}", i);
+    ASSIGN_OR_RETURN(ByteRange content, archive.Find(image.layers[i]), "layer {}", i);
     source.layers.push_back({std::move(content), std::nullopt, source.config.diff_ids[i]});
   }
   return source;

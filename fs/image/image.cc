@@ -3,8 +3,7 @@
 
 #include <algorithm>
 
-#include "chunkstore/oci_layout_origin.h"
-#include "fs/image/layout.h"
+#include "fs/image/image_store.h"
 #include "fs/image/reference.h"
 
 namespace lamina::fs {
@@ -15,22 +14,51 @@ absl::Status NotConverted(std::string_view reference) {
       fmt::format("the image is not converted; run: lamina convert {} oci:DIR:TAG", reference));
 }
 
-absl::StatusOr<Image> ReadImage(std::string_view text, const ImageReference& reference,
-                                const oci::Platform& platform) {
-  Image image{.reference = std::string(text)};
-  ASSIGN_OR_RETURN(const Layout layout, Layout::OpenDirectory(reference.path));
-  ASSIGN_OR_RETURN(const oci::Descriptor entry, layout.FindManifest(reference.name, platform));
-  image.manifest_digest = entry.digest;
-  ASSIGN_OR_RETURN(image.manifest_json, layout.ReadDocument(entry, "manifest"));
-  ASSIGN_OR_RETURN(image.manifest, oci::Manifest::Parse(image.manifest_json));
-  const auto is_lamina = [](const oci::Descriptor& layer) {
+bool IsConverted(const oci::Manifest& manifest) {
+  return std::ranges::all_of(manifest.layers, [](const oci::Descriptor& layer) {
     return layer.media_type == oci::kLaminaLayerType;
-  };
-  const std::vector<oci::Descriptor>& layers = image.manifest.layers;
-  if (!std::all_of(layers.begin(), layers.end(), is_lamina)) return NotConverted(text);
+  });
+}
+
+absl::Status ReadManifest(const ImageStore& store, const oci::Descriptor& entry, Image& image) {
+  image.manifest_digest = entry.digest;
+  ASSIGN_OR_RETURN(image.manifest_json, store.ReadDocument(entry, "manifest"));
+  ASSIGN_OR_RETURN(image.manifest, oci::Manifest::Parse(image.manifest_json));
+  return absl::OkStatus();
+}
+
+// The newest of the converted images that are attached to the one in `image`, instead of it.
+absl::Status ReadAttached(const ImageStore& store, std::string_view reference, Image& image) {
+  const Digest original = image.manifest_digest;
+  const Digest config = image.manifest.config.digest;
+  ASSIGN_OR_RETURN(const std::vector<oci::Descriptor> attached,
+                   store.FindReferrers(original, oci::kLaminaImageType));
+  if (attached.empty()) return NotConverted(reference);
+  RETURN_IF_ERROR(ReadManifest(store, attached.back(), image), "attached to {}",
+                  original.ToString());
+  // What the server claims to be attached must say so itself, and have the same configuration, which
+  // names the content of all layers: or it could be any image.
+  const bool belongs = image.manifest.subject && image.manifest.subject->digest == original &&
+                       image.manifest.config.digest == config;
+  if (!belongs || !IsConverted(image.manifest)) {
+    return absl::DataLossError(fmt::format("{} is not a converted image of {}",
+                                           attached.back().digest.ToString(), original.ToString()));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Image> ReadImage(std::string_view text, const ImageReference& reference,
+                                const oci::Platform& platform, const RegistryAccess& access) {
+  Image image{.reference = std::string(text)};
+  ASSIGN_OR_RETURN(const OpenedStore opened, OpenStore(reference, access));
+  const ImageStore& store = *opened.store;
+  ASSIGN_OR_RETURN(const oci::Descriptor entry, FindManifest(store, opened.name, platform));
+  RETURN_IF_ERROR(ReadManifest(store, entry, image));
+  if (!IsConverted(image.manifest)) RETURN_IF_ERROR(ReadAttached(store, text, image));
   ASSIGN_OR_RETURN(image.config_json,
-                   layout.ReadDocument(image.manifest.config, "image configuration"));
+                   store.ReadDocument(image.manifest.config, "image configuration"));
   ASSIGN_OR_RETURN(image.config, oci::ImageConfig::Parse(image.config_json));
+  const std::vector<oci::Descriptor>& layers = image.manifest.layers;
   if (layers.size() != image.config.diff_ids.size()) {
     return absl::InvalidArgumentError(
         fmt::format("the manifest has {} layers, but the configuration has {} diff_ids",
@@ -41,15 +69,16 @@ absl::StatusOr<Image> ReadImage(std::string_view text, const ImageReference& ref
                      "manifest: layers[{}]", i);
     image.layers.push_back(layer);
   }
-  ASSIGN_OR_RETURN(image.origin, chunkstore::OpenOciLayoutOrigin(reference.path));
+  ASSIGN_OR_RETURN(image.origin, store.OpenOrigin());
   return image;
 }
 
 }  // namespace
 
-absl::StatusOr<Image> OpenImage(std::string_view reference, const oci::Platform& platform) {
-  ASSIGN_OR_RETURN(const ImageReference parsed, ImageReference::ParseLayout(reference));
-  absl::StatusOr<Image> image = ReadImage(reference, parsed, platform);
+absl::StatusOr<Image> OpenImage(std::string_view reference, const oci::Platform& platform,
+                                const RegistryAccess& access) {
+  ASSIGN_OR_RETURN(const ImageReference parsed, ImageReference::ParseConverted(reference));
+  absl::StatusOr<Image> image = ReadImage(reference, parsed, platform, access);
   if (!image.ok()) return Annotate(image.status(), fmt::format("open {}", reference));
   return image;
 }

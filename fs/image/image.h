@@ -12,6 +12,7 @@
 
 #include "chunkstore/blob_tables.h"
 #include "chunkstore/origin.h"
+#include "fs/image/image_store.h"
 #include "fs/image/oci.h"
 
 namespace lamina::fs {
@@ -27,10 +28,12 @@ struct Image {
   std::shared_ptr<chunkstore::Origin> origin;
 };
 
-// `reference` is "oci:DIR[:TAG]"; where that is for several platforms, `platform` decides.
-// kNotFound if there is no such image; kFailedPrecondition, with the command to run, if the image
-// is there but not converted.
-absl::StatusOr<Image> OpenImage(std::string_view reference, const oci::Platform& platform);
+// `reference` is "oci:DIR[:TAG]" or "docker://HOST/REPOSITORY[:TAG][@DIGEST]"; where that is for
+// several platforms, `platform` decides. An image that is not converted stands for the converted one
+// that is attached to it (by "subject"), if there is one. kNotFound if there is no such image;
+// kFailedPrecondition, with the command to run, if it is there but neither converted nor attached.
+absl::StatusOr<Image> OpenImage(std::string_view reference, const oci::Platform& platform,
+                                const RegistryAccess& access = {});
 
 }  // namespace lamina::fs
 

@@ -88,7 +88,7 @@ absl::Status CheckDigest(std::string_view what, const Digest& expected, const Di
 
 class ThreadedLayerStream : public LayerStream {
  public:
-  ThreadedLayerStream(FileRange file, const std::optional<Digest>& digest, const Digest& diff_id,
+  ThreadedLayerStream(ByteRange file, const std::optional<Digest>& digest, const Digest& diff_id,
                       Compression compression)
       : file_(std::move(file)),
         expected_digest_(digest),
@@ -156,7 +156,7 @@ class ThreadedLayerStream : public LayerStream {
     return absl::OkStatus();
   }
 
-  const FileRange file_;
+  const ByteRange file_;
   const std::optional<Digest> expected_digest_;
   const Digest diff_id_;
   const std::unique_ptr<Decompressor> decompressor_;
@@ -170,14 +170,14 @@ class ThreadedLayerStream : public LayerStream {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<LayerStream>> LayerStream::Open(FileRange file,
+absl::StatusOr<std::unique_ptr<LayerStream>> LayerStream::Open(ByteRange file,
                                                                const std::optional<Digest>& digest,
                                                                const Digest& diff_id) {
   ASSIGN_OR_RETURN(const Compression compression, DetectCompression(file));
   return std::make_unique<ThreadedLayerStream>(std::move(file), digest, diff_id, compression);
 }
 
-absl::StatusOr<Digest> HashFile(const FileRange& file) {
+absl::StatusOr<Digest> HashFile(const ByteRange& file) {
   Hasher hasher;
   std::vector<std::byte> buffer(kIoSize);
   for (uint64_t position = 0; position < file.size;) {

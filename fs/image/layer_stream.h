@@ -13,7 +13,7 @@
 #include <span>
 
 #include "chunkstore/base/digest.h"
-#include "fs/image/file_range.h"
+#include "fs/image/byte_range.h"
 
 namespace lamina::fs {
 
@@ -21,7 +21,7 @@ namespace lamina::fs {
 class LayerStream {
  public:
   // `digest` (if known) is of `file` as it is, `diff_id` of the uncompressed bytes.
-  static absl::StatusOr<std::unique_ptr<LayerStream>> Open(FileRange file,
+  static absl::StatusOr<std::unique_ptr<LayerStream>> Open(ByteRange file,
                                                            const std::optional<Digest>& digest,
                                                            const Digest& diff_id);
   // Stops the thread, wherever it is.
@@ -39,7 +39,7 @@ class LayerStream {
 };
 
 // SHA-256 of a file, read in pieces.
-absl::StatusOr<Digest> HashFile(const FileRange& file);
+absl::StatusOr<Digest> HashFile(const ByteRange& file);
 
 }  // namespace lamina::fs
 

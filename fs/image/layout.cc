@@ -5,31 +5,12 @@
 #include <set>
 
 #include "chunkstore/base/json.h"
-
+#include "chunkstore/oci_layout_origin.h"
 
 namespace lamina::fs {
 namespace {
 
 using oci::Descriptor;
-
-// Indexes may refer to indexes, the same one many times: this bounds the work for one image.
-constexpr int kMaxIndexes = 32;
-
-bool IsIndex(const Descriptor& descriptor) {
-  return descriptor.media_type == oci::kIndexType || descriptor.media_type == oci::kDockerIndexType;
-}
-
-// BuildKit keeps attestations beside images, as manifests for the platform unknown/unknown.
-bool IsImage(const Descriptor& descriptor) {
-  const bool is_manifest = descriptor.media_type == oci::kManifestType ||
-                           descriptor.media_type == oci::kDockerManifestType;
-  return is_manifest && !(descriptor.platform && descriptor.platform->os == "unknown");
-}
-
-bool AllTheSame(const std::vector<Descriptor>& manifests) {
-  return std::ranges::all_of(manifests,
-                             [&](const Descriptor& m) { return m.digest == manifests[0].digest; });
-}
 
 std::string TagOf(const Descriptor& descriptor) {
   const auto name = descriptor.annotations.find(std::string(oci::kRefNameKey));
@@ -42,14 +23,6 @@ std::string ListTags(const std::vector<Descriptor>& entries) {
     tags.insert(TagOf(entry).empty() ? "(one without a tag)" : TagOf(entry));
   }
   return tags.empty() ? "there are none" : fmt::format("there are: {}", fmt::join(tags, ", "));
-}
-
-std::string ListPlatforms(const std::vector<Descriptor>& manifests) {
-  std::set<std::string> platforms;
-  for (const Descriptor& manifest : manifests) {
-    platforms.insert(manifest.platform ? manifest.platform->ToString() : "(not given)");
-  }
-  return platforms.empty() ? "nothing" : fmt::format("{}", fmt::join(platforms, ", "));
 }
 
 }  // namespace
@@ -77,24 +50,24 @@ absl::StatusOr<Layout> Layout::OpenArchive(const std::string& file) {
 }
 
 absl::Status Layout::ReadIndex() {
-  ASSIGN_OR_RETURN(const FileRange marker, OpenFile(kLayoutFile));
+  ASSIGN_OR_RETURN(const ByteRange marker, OpenFile(kLayoutFile));
   ASSIGN_OR_RETURN(const std::string marker_text, marker.ReadAll(oci::kMaxDocumentSize), "{}",
                    kLayoutFile);
   RETURN_IF_ERROR(CheckLayoutFile(marker_text));
-  ASSIGN_OR_RETURN(const FileRange index, OpenFile(kIndexFile));
+  ASSIGN_OR_RETURN(const ByteRange index, OpenFile(kIndexFile));
   ASSIGN_OR_RETURN(const std::string index_text, index.ReadAll(oci::kMaxDocumentSize), "{}",
                    kIndexFile);
   ASSIGN_OR_RETURN(index_, oci::Index::Parse(index_text), "{}", kIndexFile);
   return absl::OkStatus();
 }
 
-absl::StatusOr<FileRange> Layout::OpenFile(std::string_view name) const {
+absl::StatusOr<ByteRange> Layout::OpenFile(std::string_view name) const {
   if (archive_) return archive_->Find(name);
-  return FileRange::Open(fmt::format("{}/{}", path_, name));
+  return ByteRange::Open(fmt::format("{}/{}", path_, name));
 }
 
-absl::StatusOr<FileRange> Layout::OpenBlob(const Descriptor& descriptor) const {
-  ASSIGN_OR_RETURN(FileRange blob,
+absl::StatusOr<ByteRange> Layout::OpenBlob(const Descriptor& descriptor) const {
+  ASSIGN_OR_RETURN(ByteRange blob,
                    OpenFile(fmt::format("{}/{}", kBlobsDirectory, descriptor.digest.Hex())));
   if (blob.size != descriptor.size) {
     return absl::DataLossError(fmt::format("blob {} has {} bytes, its descriptor says {}",
@@ -106,7 +79,7 @@ absl::StatusOr<FileRange> Layout::OpenBlob(const Descriptor& descriptor) const {
 
 absl::StatusOr<std::string> Layout::ReadDocument(const Descriptor& descriptor,
                                                  std::string_view what) const {
-  ASSIGN_OR_RETURN(const FileRange blob, OpenBlob(descriptor), "{}", what);
+  ASSIGN_OR_RETURN(const ByteRange blob, OpenBlob(descriptor), "{}", what);
   ASSIGN_OR_RETURN(std::string text, blob.ReadAll(oci::kMaxDocumentSize), "{} {}", what,
                    descriptor.digest.ToString());
   const Digest actual = Digest::Of(AsBytes(text));
@@ -118,28 +91,7 @@ absl::StatusOr<std::string> Layout::ReadDocument(const Descriptor& descriptor,
   return text;
 }
 
-absl::StatusOr<std::vector<Descriptor>> Layout::CollectManifests(
-    std::vector<Descriptor> entries) const {
-  std::vector<Descriptor> manifests;
-  int indexes = 0;
-  while (!entries.empty()) {
-    const Descriptor entry = std::move(entries.back());
-    entries.pop_back();
-    if (IsImage(entry)) manifests.push_back(entry);
-    if (!IsIndex(entry)) continue;
-    if (++indexes > kMaxIndexes) {
-      return absl::ResourceExhaustedError(
-          fmt::format("an image made of more than {} indexes", kMaxIndexes));
-    }
-    ASSIGN_OR_RETURN(const std::string text, ReadDocument(entry, "index"));
-    ASSIGN_OR_RETURN(const oci::Index index, oci::Index::Parse(text));
-    entries.insert(entries.end(), index.manifests.begin(), index.manifests.end());
-  }
-  return manifests;
-}
-
-absl::StatusOr<Descriptor> Layout::FindManifest(std::string_view tag,
-                                                const oci::Platform& platform) const {
+absl::StatusOr<std::vector<Descriptor>> Layout::Find(std::string_view tag) const {
   std::vector<Descriptor> entries = index_.manifests;
   if (!tag.empty()) {
     std::erase_if(entries, [&](const Descriptor& entry) { return TagOf(entry) != tag; });
@@ -153,22 +105,18 @@ absl::StatusOr<Descriptor> Layout::FindManifest(std::string_view tag,
     return absl::NotFoundError(fmt::format(
         "{}: a tag is needed, as there is not just one image; {}", path_, ListTags(entries)));
   }
-  ASSIGN_OR_RETURN(const std::vector<Descriptor> manifests, CollectManifests(entries), "{}", path_);
-  std::vector<Descriptor> matching = manifests;
-  std::erase_if(matching, [&](const Descriptor& manifest) {
-    return manifest.platform && !platform.Matches(*manifest.platform);
-  });
-  if (matching.empty() && AllTheSame(manifests)) matching = manifests;
-  if (matching.empty()) {
-    return absl::NotFoundError(fmt::format("{}: no image for the platform {}; there is {}", path_,
-                                           platform.ToString(), ListPlatforms(manifests)));
-  }
-  if (!AllTheSame(matching)) {
-    return absl::NotFoundError(
-        fmt::format("{}: {} images fit the platform {} ({}); name one that only one of them fits",
-                    path_, matching.size(), platform.ToString(), ListPlatforms(matching)));
-  }
-  return matching[0];
+  return entries;
+}
+
+absl::StatusOr<std::shared_ptr<chunkstore::Origin>> Layout::OpenOrigin() const {
+  if (archive_) return absl::UnimplementedError(path_ + ": an archive cannot be read in parts");
+  return chunkstore::OpenOciLayoutOrigin(path_);
+}
+
+// The layouts that other tools write do not tell what refers to what without reading everything.
+absl::StatusOr<std::vector<Descriptor>> Layout::FindReferrers(const Digest&,
+                                                              std::string_view) const {
+  return std::vector<Descriptor>();
 }
 
 }  // namespace lamina::fs

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "fs/image/file_range.h"
+#include "fs/image/image_store.h"
 #include "fs/image/oci.h"
 #include "fs/image/tar_index.h"
 
@@ -28,32 +28,26 @@ inline constexpr std::string_view kLayoutFileContent = "{\"imageLayoutVersion\":
 absl::Status CheckLayoutFile(std::string_view json);
 
 // Immutable; any number of threads.
-class Layout {
+class Layout : public ImageStore {
  public:
   static absl::StatusOr<Layout> OpenDirectory(const std::string& directory);
   static absl::StatusOr<Layout> OpenArchive(const std::string& file);
 
-  // The manifest of the image `tag`, or of the only image if the tag is empty. Where an image is
-  // for several platforms, `platform` decides; a manifest for which no platform is given fits any.
-  // An image for one platform is taken as it is. kNotFound says what there is instead.
-  absl::StatusOr<oci::Descriptor> FindManifest(std::string_view tag,
-                                               const oci::Platform& platform) const;
-
-  // A manifest, index or configuration, verified. `what` names it in errors.
+  const std::string& name() const override { return path_; }
+  absl::StatusOr<std::vector<oci::Descriptor>> Find(std::string_view tag) const override;
   absl::StatusOr<std::string> ReadDocument(const oci::Descriptor& descriptor,
-                                           std::string_view what) const;
-  // A blob for reading in place: its size is checked, its digest is not. kNotFound if it is
-  // missing.
-  absl::StatusOr<FileRange> OpenBlob(const oci::Descriptor& descriptor) const;
+                                           std::string_view what) const override;
+  absl::StatusOr<ByteRange> OpenBlob(const oci::Descriptor& descriptor) const override;
+  absl::StatusOr<std::shared_ptr<chunkstore::Origin>> OpenOrigin() const override;
+  absl::StatusOr<std::vector<oci::Descriptor>> FindReferrers(
+      const Digest& subject, std::string_view artifact_type) const override;
 
  private:
   Layout(std::string path, std::optional<TarIndex> archive)
       : path_(std::move(path)), archive_(std::move(archive)) {}
 
   absl::Status ReadIndex();
-  absl::StatusOr<FileRange> OpenFile(std::string_view name) const;
-  absl::StatusOr<std::vector<oci::Descriptor>> CollectManifests(
-      std::vector<oci::Descriptor> entries) const;
+  absl::StatusOr<ByteRange> OpenFile(std::string_view name) const;
 
   std::string path_;
   std::optional<TarIndex> archive_;

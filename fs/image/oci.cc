@@ -5,7 +5,6 @@
 
 #include "chunkstore/base/json.h"
 
-
 namespace lamina::oci {
 namespace {
 
@@ -34,6 +33,7 @@ absl::StatusOr<Descriptor> ParseDescriptor(const Field& field) {
   if (platform) {
     ASSIGN_OR_RETURN(descriptor.platform, ParsePlatform(*platform));
   }
+  ASSIGN_OR_RETURN(descriptor.artifact_type, field.OptionalString("artifactType"));
   return descriptor;
 }
 
@@ -60,6 +60,7 @@ json DescriptorToJson(const Descriptor& descriptor) {
                 {"size", descriptor.size}};
   if (!descriptor.annotations.empty()) value["annotations"] = descriptor.annotations;
   if (descriptor.platform) value["platform"] = PlatformToJson(*descriptor.platform);
+  if (!descriptor.artifact_type.empty()) value["artifactType"] = descriptor.artifact_type;
   return value;
 }
 
@@ -151,6 +152,11 @@ absl::StatusOr<Manifest> Manifest::Parse(std::string_view json) {
                                     manifest.layers.size(), kMaxLayers));
   }
   ASSIGN_OR_RETURN(manifest.annotations, document.OptionalStringMap("annotations"));
+  ASSIGN_OR_RETURN(manifest.artifact_type, document.OptionalString("artifactType"));
+  ASSIGN_OR_RETURN(const std::optional<Field> subject, document.Find("subject"));
+  if (subject) {
+    ASSIGN_OR_RETURN(manifest.subject, ParseDescriptor(*subject));
+  }
   return manifest;
 }
 
@@ -159,6 +165,8 @@ std::string Manifest::ToJson() const {
                 {"mediaType", media_type},
                 {"config", DescriptorToJson(config)},
                 {"layers", DescriptorsToJson(layers)}};
+  if (!artifact_type.empty()) value["artifactType"] = artifact_type;
+  if (subject) value["subject"] = DescriptorToJson(*subject);
   if (!annotations.empty()) value["annotations"] = annotations;
   return ToCanonicalJson(value);
 }

@@ -37,6 +37,9 @@ inline constexpr std::string_view kSectionTableOffsetKey =
     "containerd.io/snapshot/lamina.section-table.offset";
 inline constexpr std::string_view kSectionTableDigestKey =
     "containerd.io/snapshot/lamina.section-table.digest";
+// Artifact type of a converted image that is attached to the original (by "subject").
+inline constexpr std::string_view kLaminaImageType = "application/vnd.lamina.image.v1";
+
 // Digest of the layer that was converted, as its manifest had it.
 inline constexpr std::string_view kSourceDigestKey = "containerd.io/snapshot/lamina.source-digest";
 // Name of a manifest in an index.json ("tag"), image-spec annotations.md.
@@ -64,6 +67,7 @@ struct Descriptor {
   uint64_t size = 0;
   std::map<std::string, std::string> annotations;
   std::optional<Platform> platform;
+  std::string artifact_type;  // empty: none
 
   // A Lamina layer's, from its annotations; kFailedPrecondition if it is not one.
   absl::StatusOr<chunkstore::LayerDescriptor> ToLayerDescriptor() const;
@@ -74,6 +78,8 @@ struct Manifest {
   Descriptor config;
   std::vector<Descriptor> layers;  // lowest first
   std::map<std::string, std::string> annotations;
+  std::string artifact_type;          // empty: none
+  std::optional<Descriptor> subject;  // what it is attached to
 
   static absl::StatusOr<Manifest> Parse(std::string_view json);
   // Canonical: equal manifests give equal bytes.

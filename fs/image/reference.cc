@@ -4,14 +4,17 @@
 #include <array>
 #include <utility>
 
+#include "chunkstore/registry/reference.h"
+
 namespace lamina::fs {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, Transport>, 4> kTransports = {{
-    {"oci", Transport::kOciLayout},
-    {"oci-archive", Transport::kOciArchive},
-    {"docker-archive", Transport::kDockerArchive},
-    {"dir", Transport::kDirectory},
+constexpr std::array<std::pair<std::string_view, ImageTransport>, 5> kTransports = {{
+    {"oci", ImageTransport::kOciLayout},
+    {"oci-archive", ImageTransport::kOciArchive},
+    {"docker-archive", ImageTransport::kDockerArchive},
+    {"dir", ImageTransport::kDirectory},
+    {"docker", ImageTransport::kRegistry},
 }};
 
 bool IsAlphanumeric(char c) {
@@ -49,11 +52,20 @@ absl::StatusOr<ImageReference> ImageReference::Parse(std::string_view text) {
   if (!known || colon == std::string_view::npos) {
     return absl::InvalidArgumentError(
         fmt::format("'{}': not an image reference; use oci:DIR[:TAG], oci-archive:FILE[:TAG], "
-                    "docker-archive:FILE[:REF] or dir:PATH",
+                    "docker-archive:FILE[:REF], dir:PATH or "
+                    "docker://HOST[:PORT]/REPOSITORY[:TAG][@DIGEST]",
                     text));
   }
   std::string_view rest = text.substr(colon + 1);
-  if (reference.transport != Transport::kDirectory) {
+  if (reference.transport == ImageTransport::kRegistry) {
+    if (!rest.starts_with("//")) {
+      return absl::InvalidArgumentError(fmt::format("'{}': // is missing after docker:", text));
+    }
+    reference.path = std::string(rest.substr(2));
+    RETURN_IF_ERROR(registry::Reference::Parse(reference.path).status());
+    return reference;
+  }
+  if (reference.transport != ImageTransport::kDirectory) {
     if (const size_t end = rest.find(':'); end != std::string_view::npos) {
       reference.name = std::string(rest.substr(end + 1));
       rest = rest.substr(0, end);
@@ -67,8 +79,8 @@ absl::StatusOr<ImageReference> ImageReference::Parse(std::string_view text) {
     return absl::InvalidArgumentError("image reference: the path has a NUL in it");
   }
   reference.path = std::string(rest);
-  const bool has_tag =
-      reference.transport == Transport::kOciLayout || reference.transport == Transport::kOciArchive;
+  const bool has_tag = reference.transport == ImageTransport::kOciLayout ||
+                       reference.transport == ImageTransport::kOciArchive;
   if (has_tag && !reference.name.empty() && !IsTag(reference.name)) {
     return absl::InvalidArgumentError(
         fmt::format("'{}': '{}' is not a valid tag (letters and digits, with single - . _ : @ + / "
@@ -78,11 +90,12 @@ absl::StatusOr<ImageReference> ImageReference::Parse(std::string_view text) {
   return reference;
 }
 
-absl::StatusOr<ImageReference> ImageReference::ParseLayout(std::string_view text) {
+absl::StatusOr<ImageReference> ImageReference::ParseConverted(std::string_view text) {
   ASSIGN_OR_RETURN(ImageReference reference, Parse(text));
-  if (reference.transport != Transport::kOciLayout) {
-    return absl::InvalidArgumentError(
-        fmt::format("'{}': must be an OCI layout, oci:DIR[:TAG]", text));
+  if (reference.transport != ImageTransport::kOciLayout &&
+      reference.transport != ImageTransport::kRegistry) {
+    return absl::InvalidArgumentError(fmt::format(
+        "'{}': must be an OCI layout, oci:DIR[:TAG], or in a registry, docker://HOST/...", text));
   }
   return reference;
 }

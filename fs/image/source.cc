@@ -5,7 +5,6 @@
 #include <array>
 
 #include "fs/image/docker_archive.h"
-#include "fs/image/layout.h"
 
 namespace lamina::fs {
 namespace {
@@ -28,7 +27,7 @@ constexpr std::string_view kOciForeignPrefix =
 constexpr std::string_view kDockerForeignPrefix =
     "application/vnd.docker.image.rootfs.foreign.diff.tar";
 
-absl::StatusOr<FileRange> OpenLayer(const Layout& layout, const oci::Descriptor& layer) {
+absl::StatusOr<ByteRange> OpenLayer(const ImageStore& store, const oci::Descriptor& layer) {
   const std::string_view type = layer.media_type;
   if (type == oci::kLaminaLayerType) {
     return absl::FailedPreconditionError("already converted: the image can be used as it is");
@@ -42,7 +41,7 @@ absl::StatusOr<FileRange> OpenLayer(const Layout& layout, const oci::Descriptor&
     return absl::UnimplementedError(
         fmt::format("media type '{}' is not a file system layer", type));
   }
-  absl::StatusOr<FileRange> content = layout.OpenBlob(layer);
+  absl::StatusOr<ByteRange> content = store.OpenBlob(layer);
   if (is_foreign && absl::IsNotFound(content.status())) {
     return absl::UnimplementedError(
         "foreign (non-distributable) layer: its content is not in the image");
@@ -50,18 +49,16 @@ absl::StatusOr<FileRange> OpenLayer(const Layout& layout, const oci::Descriptor&
   return content;
 }
 
-absl::StatusOr<SourceImage> ReadLayout(const Layout& layout, std::string_view tag,
-                                       const oci::Platform& platform) {
-  SourceImage source;
-  ASSIGN_OR_RETURN(const oci::Descriptor entry, layout.FindManifest(tag, platform));
-  ASSIGN_OR_RETURN(const std::string manifest_json, layout.ReadDocument(entry, "manifest"));
+absl::StatusOr<SourceImage> ReadImage(const ImageStore& store, const oci::Descriptor& entry) {
+  SourceImage source{.manifest = entry};
+  ASSIGN_OR_RETURN(const std::string manifest_json, store.ReadDocument(entry, "manifest"));
   ASSIGN_OR_RETURN(oci::Manifest manifest, oci::Manifest::Parse(manifest_json));
   const std::string_view config_type = manifest.config.media_type;
   if (config_type != oci::kConfigType && config_type != oci::kDockerConfigType) {
     return absl::UnimplementedError(
         fmt::format("not a container image: its configuration is a '{}'", config_type));
   }
-  ASSIGN_OR_RETURN(source.config_json, layout.ReadDocument(manifest.config, "image configuration"));
+  ASSIGN_OR_RETURN(source.config_json, store.ReadDocument(manifest.config, "image configuration"));
   ASSIGN_OR_RETURN(source.config, oci::ImageConfig::Parse(source.config_json));
   if (source.config.diff_ids.size() != manifest.layers.size()) {
     return absl::InvalidArgumentError(
@@ -70,7 +67,7 @@ absl::StatusOr<SourceImage> ReadLayout(const Layout& layout, std::string_view ta
   }
   for (size_t i = 0; i < manifest.layers.size(); ++i) {
     const Digest& digest = manifest.layers[i].digest;
-    ASSIGN_OR_RETURN(FileRange content, OpenLayer(layout, manifest.layers[i]), "layer {} ({})", i,
+    ASSIGN_OR_RETURN(ByteRange content, OpenLayer(store, manifest.layers[i]), "layer {} ({})", i,
                      digest.ToString());
     source.layers.push_back({std::move(content), digest, source.config.diff_ids[i]});
   }
@@ -78,31 +75,23 @@ absl::StatusOr<SourceImage> ReadLayout(const Layout& layout, std::string_view ta
   return source;
 }
 
-absl::StatusOr<SourceImage> OpenAny(const ImageReference& reference,
-                                    const oci::Platform& platform) {
-  switch (reference.transport) {
-    case Transport::kOciLayout: {
-      ASSIGN_OR_RETURN(const Layout layout, Layout::OpenDirectory(reference.path));
-      return ReadLayout(layout, reference.name, platform);
-    }
-    case Transport::kOciArchive: {
-      ASSIGN_OR_RETURN(const Layout layout, Layout::OpenArchive(reference.path));
-      return ReadLayout(layout, reference.name, platform);
-    }
-    case Transport::kDockerArchive:
-      return OpenDockerArchive(reference.path, reference.name);
-    case Transport::kDirectory:
-      break;
+absl::StatusOr<SourceImage> OpenAny(const ImageReference& reference, const oci::Platform& platform,
+                                    const RegistryAccess& access) {
+  if (reference.transport == ImageTransport::kDockerArchive) {
+    return OpenDockerArchive(reference.path, reference.name);
   }
-  return absl::InvalidArgumentError("a directory is not an image");
+  ASSIGN_OR_RETURN(const OpenedStore opened, OpenStore(reference, access));
+  ASSIGN_OR_RETURN(const oci::Descriptor entry, FindManifest(*opened.store, opened.name, platform));
+  return ReadImage(*opened.store, entry);
 }
 
 }  // namespace
 
 absl::StatusOr<SourceImage> OpenSource(const ImageReference& reference,
-                                       const std::optional<oci::Platform>& platform) {
+                                       const std::optional<oci::Platform>& platform,
+                                       const RegistryAccess& access) {
   ASSIGN_OR_RETURN(SourceImage source,
-                   OpenAny(reference, platform.value_or(oci::Platform::Host())));
+                   OpenAny(reference, platform.value_or(oci::Platform::Host()), access));
   if (platform && !platform->Matches(source.config.platform)) {
     return absl::NotFoundError(fmt::format("{}: the image is for {}, not for {}", reference.path,
                                            source.config.platform.ToString(),

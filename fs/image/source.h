@@ -10,20 +10,22 @@
 #include <string>
 #include <vector>
 
-#include "fs/image/file_range.h"
+#include "fs/image/byte_range.h"
+#include "fs/image/image_store.h"
 #include "fs/image/oci.h"
 #include "fs/image/reference.h"
 
 namespace lamina::fs {
 
 struct SourceLayer {
-  FileRange content;             // a tar archive, compressed or not
+  ByteRange content;             // a tar archive, compressed or not
   std::optional<Digest> digest;  // of `content`, not verified yet; docker-archive does not tell
   Digest diff_id;                // of the uncompressed archive, not verified yet
 };
 
 struct SourceImage {
-  std::string config_json;  // byte for byte; its digest is verified if the source tells one
+  oci::Descriptor manifest;  // without digest for docker-archive, which has none
+  std::string config_json;   // byte for byte; its digest is verified if the source tells one
   oci::ImageConfig config;
   std::vector<SourceLayer> layers;                 // lowest first
   std::map<std::string, std::string> annotations;  // of the manifest
@@ -34,7 +36,8 @@ struct SourceImage {
 // with kUnimplemented, naming the layer, if a layer is encrypted, kept elsewhere or not a file
 // system.
 absl::StatusOr<SourceImage> OpenSource(const ImageReference& reference,
-                                       const std::optional<oci::Platform>& platform);
+                                       const std::optional<oci::Platform>& platform,
+                                       const RegistryAccess& access = {});
 
 }  // namespace lamina::fs
 

@@ -146,7 +146,7 @@ absl::Status ApplyPaxRecords(std::string_view records, Overrides& overrides) {
 }
 
 // Applies a header that describes the next member ('x', 'g', 'L', 'K') and says if it was one.
-absl::StatusOr<bool> ApplyExtendedHeader(char type, const FileRange& content,
+absl::StatusOr<bool> ApplyExtendedHeader(char type, const ByteRange& content,
                                          Overrides& overrides) {
   if (std::string_view("xgLK").find(type) == std::string_view::npos) return false;
   ASSIGN_OR_RETURN(std::string text, content.ReadAll(kMaxExtendedHeader), "extended header");
@@ -172,7 +172,7 @@ absl::StatusOr<UniqueFd> NamelessFile() {
   return fd;
 }
 
-absl::StatusOr<FileRange> DecompressToFile(const FileRange& archive, Compression compression) {
+absl::StatusOr<ByteRange> DecompressToFile(const ByteRange& archive, Compression compression) {
   ASSIGN_OR_RETURN(UniqueFd fd, NamelessFile());
   const std::unique_ptr<Decompressor> decompressor = Decompressor::Create(compression);
   std::vector<std::byte> input(kIoSize);
@@ -190,13 +190,13 @@ absl::StatusOr<FileRange> DecompressToFile(const FileRange& archive, Compression
     }
   }
   RETURN_IF_ERROR(decompressor->Finish());
-  return FileRange{std::make_shared<const UniqueFd>(std::move(fd)), 0, written};
+  return ByteRange::OfFile(std::move(fd), written);
 }
 
 }  // namespace
 
 absl::StatusOr<TarIndex> TarIndex::Open(const std::string& path) {
-  ASSIGN_OR_RETURN(FileRange archive, FileRange::Open(path));
+  ASSIGN_OR_RETURN(ByteRange archive, ByteRange::Open(path));
   ASSIGN_OR_RETURN(const Compression compression, DetectCompression(archive), "{}", path);
   if (compression != Compression::kNone) {
     ASSIGN_OR_RETURN(archive, DecompressToFile(archive, compression), "decompress {}", path);
@@ -205,10 +205,10 @@ absl::StatusOr<TarIndex> TarIndex::Open(const std::string& path) {
   return index;
 }
 
-absl::StatusOr<TarIndex> TarIndex::Build(FileRange archive) {
+absl::StatusOr<TarIndex> TarIndex::Build(ByteRange archive) {
   TarIndex index;
   index.archive_ = std::move(archive);
-  const FileRange& file = index.archive_;
+  const ByteRange& file = index.archive_;
   Overrides overrides;
   uint64_t position = 0;
   while (file.size - position >= kTarBlock) {
@@ -223,7 +223,7 @@ absl::StatusOr<TarIndex> TarIndex::Build(FileRange archive) {
     if (size > file.size - position) {
       return absl::DataLossError(fmt::format("at {}: archive ends inside a member", position));
     }
-    const FileRange content{file.file, file.offset + position, size};
+    const ByteRange content = file.Part(position, size);
     ASSIGN_OR_RETURN(const bool extended, ApplyExtendedHeader(header.type, content, overrides),
                      "at {}", position);
     if (!extended) {
@@ -252,14 +252,14 @@ absl::StatusOr<TarIndex> TarIndex::Build(FileRange archive) {
   return index;
 }
 
-absl::StatusOr<FileRange> TarIndex::Find(std::string_view name) const {
+absl::StatusOr<ByteRange> TarIndex::Find(std::string_view name) const {
   std::string current = NormalName(name).value_or("");
   for (int links = 0; links <= kMaxLinks; ++links) {
     const auto found = members_.find(current);
     if (found == members_.end()) break;
     const Member& member = found->second;
     if (!member.is_link) {
-      return FileRange{archive_.file, archive_.offset + member.offset, member.size};
+      return archive_.Part(member.offset, member.size);
     }
     current = member.target;
   }

@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-#include "fs/image/file_range.h"
+#include "fs/image/byte_range.h"
 
 namespace lamina::fs {
 
@@ -23,12 +23,12 @@ class TarIndex {
   // cannot be reached by offset.
   static absl::StatusOr<TarIndex> Open(const std::string& path);
   // Reads the headers of an uncompressed archive: ustar, GNU long names, pax records.
-  static absl::StatusOr<TarIndex> Build(FileRange archive);
+  static absl::StatusOr<TarIndex> Build(ByteRange archive);
 
   // The content of a member, found through symbolic and hard links between members (older `docker
   // save` links equal layers). Names are compared after removing "./". kNotFound if it is missing
   // or a link leads nowhere.
-  absl::StatusOr<FileRange> Find(std::string_view name) const;
+  absl::StatusOr<ByteRange> Find(std::string_view name) const;
 
  private:
   struct Member {
@@ -38,7 +38,7 @@ class TarIndex {
     bool is_link = false;
   };
 
-  FileRange archive_;
+  ByteRange archive_;
   std::map<std::string, Member, std::less<>> members_;
 };
 

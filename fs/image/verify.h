@@ -12,7 +12,7 @@
 
 namespace lamina::fs {
 
-// Checks every digest from the manifest down: configuration, section tables, sections, frames with
+// Checks every digest below those that opening the image has checked: section tables, sections, frames with
 // their checksums, chunks, the whole object, and that the metadata is sound and refers to content
 // that exists. Returns the first thing that is wrong, by name. `progress` (may be null) gets bytes
 // checked and bytes in all.

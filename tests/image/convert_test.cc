@@ -296,7 +296,7 @@ TEST(LayerStreamTest, ReaderMayStopAnywhere) {
   const TemporaryDirectory directory = MakeTestDirectory();
   const std::string content = Noise(12 << 20, 1);
   WriteFile(directory.path() + "/layer", Gzip(content));
-  const auto file = FileRange::Open(directory.path() + "/layer");
+  const auto file = ByteRange::Open(directory.path() + "/layer");
   ASSERT_TRUE(file.ok()) << file.status();
   for (const size_t stop : {size_t{0}, size_t{1}, size_t{2 << 20}, content.size()}) {
     const auto stream = LayerStream::Open(*file, std::nullopt, Digest::Of(AsBytes(content)));

@@ -125,7 +125,7 @@ class DetectTest : public ::testing::Test {
  protected:
   absl::StatusOr<Compression> Detect(std::string_view content) {
     WriteFile(path_, content);
-    const auto file = FileRange::Open(path_);
+    const auto file = ByteRange::Open(path_);
     EXPECT_TRUE(file.ok()) << file.status();
     return DetectCompression(*file);
   }

@@ -36,7 +36,7 @@ class LayoutTest : public ::testing::Test {
   absl::StatusOr<oci::Descriptor> Find(std::string_view tag, const oci::Platform& platform) {
     const auto layout = Layout::OpenDirectory(path_);
     if (!layout.ok()) return layout.status();
-    return layout->FindManifest(tag, platform);
+    return FindManifest(*layout, tag, platform);
   }
 
   const TemporaryDirectory directory_ = MakeTestDirectory();
@@ -141,7 +141,7 @@ TEST_F(LayoutTest, ReadsAnArchiveInPlace) {
   RunCommand(fmt::format("tar -C {} -cf {} .", path_, archive));
   const auto layout = Layout::OpenArchive(archive);
   ASSERT_TRUE(layout.ok()) << layout.status();
-  const auto manifest = layout->FindManifest("tag", kAmd64);
+  const auto manifest = FindManifest(*layout, "tag", kAmd64);
   ASSERT_TRUE(manifest.ok()) << manifest.status();
   EXPECT_TRUE(layout->ReadDocument(*manifest, "manifest").ok());
 }

@@ -19,7 +19,7 @@ TEST(ReferenceTest, FirstColonEndsThePath) {
 
   const auto archive = ImageReference::Parse("docker-archive:a.tar:host/debian:12");
   ASSERT_TRUE(archive.ok()) << archive.status();
-  EXPECT_EQ(archive->transport, Transport::kDockerArchive);
+  EXPECT_EQ(archive->transport, ImageTransport::kDockerArchive);
   EXPECT_EQ(archive->path, "a.tar");
   EXPECT_EQ(archive->name, "host/debian:12");
 }
@@ -45,7 +45,7 @@ TEST(ReferenceTest, RefusesWhatIsNotAReference) {
   for (const char* text : {"", "oci", "oci:", "oci::tag", "docker://debian", "/srv/images"}) {
     EXPECT_FALSE(ImageReference::Parse(text).ok()) << text;
   }
-  EXPECT_FALSE(ImageReference::ParseLayout("dir:/srv").ok());
+  EXPECT_FALSE(ImageReference::ParseConverted("dir:/srv").ok());
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "chunkstore/base/status.h"
+#include "chunkstore/registry/settings.h"
 #include "fs/engine/cache_options.h"
 
 namespace lamina::cli {
@@ -19,6 +20,10 @@ namespace lamina::cli {
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitFailure = 1;
 inline constexpr int kExitUsage = 2;
+
+// Of an argument that names a converted image.
+inline constexpr const char* kImageHelp =
+    "oci:DIR[:TAG] or docker://HOST/REPOSITORY[:TAG][@DIGEST]";
 
 // What the chosen command does; gives the exit code.
 using Action = std::function<absl::StatusOr<int>()>;
@@ -37,7 +42,8 @@ void AddCache(CLI::App& app, Action& run);
 // that command are not taken for ours: "run IMAGE ls -l" becomes "run IMAGE -- ls -l".
 void MarkRunCommand(std::vector<std::string>& arguments);
 
-// "oci:DIR[:TAG]" with DIR made absolute, for the engine, which has another working directory.
+// An image reference with the path in it, if there is one, made absolute, for the engine, which has
+// another working directory.
 absl::StatusOr<std::string> AbsoluteReference(const std::string& reference);
 // The path of an existing directory, absolute and without symbolic links.
 absl::StatusOr<std::string> ExistingDirectory(const std::string& path);
@@ -53,6 +59,18 @@ void AddCacheOptions(CLI::App& command, CacheFlags& flags);
 absl::StatusOr<fs::CacheOptions> ParseCacheFlags(const CacheFlags& flags);
 // The same as arguments of `lamina serve`.
 absl::StatusOr<std::vector<std::string>> EngineArguments(const CacheFlags& flags);
+
+// How registries are reached: options that all commands with images share.
+struct RegistryOptions {
+  std::vector<std::string> credentials;
+  std::vector<std::string> mirrors;
+  std::string ca_file;
+  bool plain_http = false;
+};
+void AddRegistryOptions(CLI::App& command, RegistryOptions& options);
+// With what the environment adds: where credentials are kept.
+absl::StatusOr<registry::Settings> ToSettings(const RegistryOptions& options);
+
 // The path of this program, to start engines with.
 std::string ProgramPath();
 

@@ -13,6 +13,7 @@ using nlohmann::json;
 
 struct Options {
   std::string image;
+  RegistryOptions registry;
   bool json = false;
 };
 
@@ -73,8 +74,13 @@ void Print(const fs::Image& image, const std::vector<fs::LayerReport>& reports) 
   PrintTable(rows);
 }
 
+absl::StatusOr<fs::Image> Open(const Options& options) {
+  ASSIGN_OR_RETURN(registry::Settings settings, ToSettings(options.registry));
+  return fs::OpenImage(options.image, oci::Platform::Host(), {.settings = std::move(settings)});
+}
+
 absl::StatusOr<int> Inspect(const Options& options) {
-  ASSIGN_OR_RETURN(const fs::Image image, fs::OpenImage(options.image, oci::Platform::Host()));
+  ASSIGN_OR_RETURN(const fs::Image image, Open(options));
   ASSIGN_OR_RETURN(const std::vector<fs::LayerReport> reports, fs::InspectImage(image),
                    "inspect {}", options.image);
   if (options.json) {
@@ -86,8 +92,7 @@ absl::StatusOr<int> Inspect(const Options& options) {
 }
 
 absl::StatusOr<int> Verify(const Options& options) {
-  ASSIGN_OR_RETURN(const fs::Image image, fs::OpenImage(options.image, oci::Platform::Host()),
-                   "verify {}", options.image);
+  ASSIGN_OR_RETURN(const fs::Image image, Open(options), "verify {}", options.image);
   {
     ProgressLine line;
     RETURN_IF_ERROR(
@@ -110,7 +115,8 @@ void Add(CLI::App& app, Action& run, const char* name, const char* description,
          absl::StatusOr<int> (*function)(const Options&)) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand(name, description);
-  command->add_option("image", options->image, "oci:DIR[:TAG]")->required();
+  command->add_option("image", options->image, kImageHelp)->required();
+  AddRegistryOptions(*command, options->registry);
   command->add_flag("--json", options->json, "Print JSON");
   command->callback(
       [options, &run, function] { run = [options, function] { return function(*options); }; });

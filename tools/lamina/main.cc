@@ -11,16 +11,15 @@
 #include <system_error>
 
 #include "fs/engine/client.h"
+#include "fs/image/reference.h"
 #include "tools/lamina/commands.h"
 
 namespace lamina::cli {
 
 absl::StatusOr<std::string> AbsoluteReference(const std::string& reference) {
   constexpr std::string_view kPrefix = "oci:";
-  if (!reference.starts_with(kPrefix)) {
-    return absl::InvalidArgumentError(
-        fmt::format("'{}' is not an image reference: want oci:DIR[:TAG]", reference));
-  }
+  RETURN_IF_ERROR(fs::ImageReference::ParseConverted(reference).status());
+  if (!reference.starts_with(kPrefix)) return reference;
   const std::string rest = reference.substr(kPrefix.size());
   if (rest.starts_with('/')) return reference;
   std::error_code error;
@@ -63,7 +62,8 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.set_version_flag("--version", LAMINA_VERSION);
   app.footer(
-      "An <image> is oci:DIR[:TAG], a converted image in an OCI layout directory.\n"
+      "An <image> is oci:DIR[:TAG], a converted image in an OCI layout directory, or\n"
+      "docker://HOST[:PORT]/REPOSITORY[:TAG][@DIGEST], one in a registry.\n"
       "Exit codes: 0 done, 1 failed, 2 wrong usage; 'run' gives the container's own.");
   lamina::cli::Action run;
   lamina::cli::AddConvert(app, run);

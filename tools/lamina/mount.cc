@@ -12,6 +12,7 @@ using nlohmann::json;
 
 struct MountOptions {
   fs::MountRequest request;
+  RegistryOptions registry;
   std::string transport = "auto";
   std::string state;
   CacheFlags cache;
@@ -22,6 +23,7 @@ absl::StatusOr<int> Mount(MountOptions& options) {
   fs::MountRequest& request = options.request;
   ASSIGN_OR_RETURN(request.transport, fs::ParseTransport(options.transport));
   ASSIGN_OR_RETURN(request.image, AbsoluteReference(request.image));
+  ASSIGN_OR_RETURN(request.registry, ToSettings(options.registry));
   ASSIGN_OR_RETURN(request.target, ExistingDirectory(request.target), "mount point");
   if (!request.writable_dir.empty()) {
     ASSIGN_OR_RETURN(request.writable_dir, ExistingDirectory(request.writable_dir),
@@ -128,7 +130,7 @@ void AddMount(CLI::App& app, Action& run) {
   auto options = std::make_shared<MountOptions>();
   CLI::App* command =
       app.add_subcommand("mount", "Mount an image; content is read when it is used");
-  command->add_option("image", options->request.image, "oci:DIR[:TAG]")->required();
+  command->add_option("image", options->request.image, kImageHelp)->required();
   command->add_option("directory", options->request.target, "Where to mount it")->required();
   command
       ->add_option(
@@ -143,6 +145,7 @@ void AddMount(CLI::App& app, Action& run) {
                     "Put a writable overlay on top; its changes go at umount");
   command->add_option("--writable-dir", options->request.writable_dir,
                       "Keep the changes of a writable mount in this directory (in upper/)");
+  AddRegistryOptions(*command, options->registry);
   AddStateOption(*command, options->state);
   AddCacheOptions(*command, options->cache);
   command->add_flag("--json", options->json, "Print the mount as JSON");

@@ -25,6 +25,7 @@ struct Options {
   std::string writable_dir;
   std::string state;
   CacheFlags cache;
+  RegistryOptions registry;
   std::vector<std::string> command;
   bool json = false;
 };
@@ -75,8 +76,10 @@ absl::StatusOr<int> Run(Options& options) {
     return absl::FailedPreconditionError("run needs root: it mounts, and starts a container");
   }
   ASSIGN_OR_RETURN(const std::string reference, AbsoluteReference(options.image));
-  ASSIGN_OR_RETURN(const fs::Image image, fs::OpenImage(reference, oci::Platform::Host()), "run {}",
-                   options.image);
+  ASSIGN_OR_RETURN(const registry::Settings registry, ToSettings(options.registry));
+  ASSIGN_OR_RETURN(const fs::Image image,
+                   fs::OpenImage(reference, oci::Platform::Host(), {.settings = registry}),
+                   "run {}", options.image);
   if (!options.writable_dir.empty()) {
     ASSIGN_OR_RETURN(options.writable_dir, ExistingDirectory(options.writable_dir),
                      "--writable-dir");
@@ -94,7 +97,8 @@ absl::StatusOr<int> Run(Options& options) {
                    MountedRootfs::Mount(client, {.image = reference,
                                                  .target = rootfs,
                                                  .writable = true,
-                                                 .writable_dir = options.writable_dir}));
+                                                 .writable_dir = options.writable_dir,
+                                                 .registry = registry}));
   const double mount_milliseconds = MillisecondsSince(start);
 
   const bool terminal = ::isatty(STDIN_FILENO) != 0 && ::isatty(STDOUT_FILENO) != 0;
@@ -129,9 +133,10 @@ void AddRun(CLI::App& app, Action& run) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand(
       "run", "Run a command of an image in a container (crun), on a writable overlay");
-  command->add_option("image", options->image, "oci:DIR[:TAG]")->required();
+  command->add_option("image", options->image, kImageHelp)->required();
   command->add_option("--writable-dir", options->writable_dir,
                       "Keep what the container writes in this directory (in upper/)");
+  AddRegistryOptions(*command, options->registry);
   AddStateOption(*command, options->state);
   AddCacheOptions(*command, options->cache);
   command->add_flag("--json", options->json, "Print a summary on standard error at the end");
@@ -147,7 +152,8 @@ void MarkRunCommand(std::vector<std::string>& arguments) {
   bool image_seen = false;
   for (auto it = arguments.begin() + 1; it != arguments.end() && *it != "--"; ++it) {
     const bool takes_value = *it == "--state" || *it == "--writable-dir" || *it == "--cache" ||
-                             *it == "--cache-size" || *it == "--cache-free";
+                             *it == "--cache-size" || *it == "--cache-free" || *it == "--creds" ||
+                             *it == "--mirror" || *it == "--ca-file";
     if (takes_value) {
       if (++it == arguments.end()) return;
     } else if (!it->starts_with('-')) {
