@@ -32,27 +32,47 @@ void CopyDigest(const Digest& digest, uint8_t (&into)[32]) {
   std::memcpy(into, digest.bytes.data(), sizeof(into));
 }
 
-// The object: written from start to end, hashed on the way.
-class ObjectFile {
+class FileOutput : public BlobOutput {
  public:
-  explicit ObjectFile(UniqueFd fd) : fd_(std::move(fd)) {}
+  explicit FileOutput(UniqueFd fd) : fd_(std::move(fd)) {}
+
+  absl::Status Append(std::span<const std::byte> bytes) override {
+    RETURN_IF_ERROR(WriteFull(fd_.get(), size_, bytes), "blob");
+    size_ += bytes.size();
+    return absl::OkStatus();
+  }
+  absl::Status Finish(const Digest&) override {
+    if (::fsync(fd_.get()) != 0) return ErrnoStatus(errno, "sync blob");
+    return absl::OkStatus();
+  }
+
+ private:
+  const UniqueFd fd_;
+  uint64_t size_ = 0;
+};
+
+// The object: written from start to end, hashed on the way.
+class HashedObject {
+ public:
+  explicit HashedObject(std::unique_ptr<BlobOutput> output) : output_(std::move(output)) {}
 
   uint64_t size() const { return size_; }
 
   absl::Status Append(std::span<const std::byte> bytes) {
-    RETURN_IF_ERROR(WriteFull(fd_.get(), size_, bytes), "blob");
+    RETURN_IF_ERROR(output_->Append(bytes));
     hasher_.Update(bytes);
     size_ += bytes.size();
     return absl::OkStatus();
   }
 
   absl::StatusOr<Digest> Finish() {
-    if (::fsync(fd_.get()) != 0) return ErrnoStatus(errno, "sync blob");
-    return hasher_.Finish();
+    const Digest digest = hasher_.Finish();
+    RETURN_IF_ERROR(output_->Finish(digest));
+    return digest;
   }
 
  private:
-  const UniqueFd fd_;
+  const std::unique_ptr<BlobOutput> output_;
   Hasher hasher_;
   uint64_t size_ = 0;
 };
@@ -138,7 +158,7 @@ absl::StatusOr<StoredMetadata> CompressMetadata(std::span<const std::byte> metad
 
 class Writer final : public BlobWriter {
  public:
-  explicit Writer(UniqueFd output) : object_(std::move(output)) {}
+  explicit Writer(std::unique_ptr<BlobOutput> output) : object_(std::move(output)) {}
 
   absl::Status Start(int level, int jobs) {
     level_ = level;
@@ -344,7 +364,7 @@ class Writer final : public BlobWriter {
     return record;
   }
 
-  ObjectFile object_;
+  HashedObject object_;
   int level_ = 0;
   BlobInfo info_;
   ChunkSet chunks_;
@@ -366,6 +386,11 @@ class Writer final : public BlobWriter {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<BlobWriter>> BlobWriter::Create(UniqueFd output,
+                                                               const BlobWriterOptions& options) {
+  return Create(std::make_unique<FileOutput>(std::move(output)), options);
+}
+
+absl::StatusOr<std::unique_ptr<BlobWriter>> BlobWriter::Create(std::unique_ptr<BlobOutput> output,
                                                                const BlobWriterOptions& options) {
   if (options.level < 1 || options.level > 19) {
     return absl::InvalidArgumentError(

@@ -16,6 +16,7 @@
 #include "chunkstore/base/digest.h"
 #include "chunkstore/base/file.h"
 #include "chunkstore/base/status.h"
+#include "chunkstore/blob_output.h"
 
 namespace lamina::chunkstore {
 
@@ -62,6 +63,9 @@ class BlobWriter {
  public:
   // Writes to `output`, an empty file open for writing. The caller removes it if anything fails.
   static absl::StatusOr<std::unique_ptr<BlobWriter>> Create(UniqueFd output,
+                                                            const BlobWriterOptions& options);
+  // Writes to any other output.
+  static absl::StatusOr<std::unique_ptr<BlobWriter>> Create(std::unique_ptr<BlobOutput> output,
                                                             const BlobWriterOptions& options);
   virtual ~BlobWriter() = default;
 

@@ -53,6 +53,7 @@ struct Request {
   // Tries in all, for what may pass: lost connections, 429 and 5xx. Requests that may not be sent
   // twice have 1.
   int attempts = 5;
+  std::chrono::seconds stall_timeout{0};  // 0: the client's
 };
 
 struct Response {

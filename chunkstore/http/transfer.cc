@@ -123,7 +123,9 @@ void Transfer::SetOptions() {
   set(CURLOPT_PIPEWAIT, 1L);  // rather a stream of a connection that is there than a new one
   set(CURLOPT_TCP_KEEPALIVE, 1L);
   set(CURLOPT_CONNECTTIMEOUT_MS, static_cast<long>(options_.connect_timeout.count()));
-  set(CURLOPT_LOW_SPEED_TIME, static_cast<long>(options_.stall_timeout.count()));
+  const std::chrono::seconds stall =
+      request_.stall_timeout.count() > 0 ? request_.stall_timeout : options_.stall_timeout;
+  set(CURLOPT_LOW_SPEED_TIME, static_cast<long>(stall.count()));
   set(CURLOPT_LOW_SPEED_LIMIT, static_cast<long>(options_.min_speed));
   // The directory of the system's authorities, which libcurl looks into as well, stays set.
   if (!request_.ca_file.empty()) set(CURLOPT_CAINFO, request_.ca_file.c_str());

@@ -60,18 +60,18 @@ bool IsRepository(std::string_view text) {
   }
 }
 
-bool IsTag(std::string_view text) {
-  return !text.empty() && text.size() <= kMaxTag && text[0] != '.' && text[0] != '-' &&
-         std::all_of(text.begin(), text.end(),
-                     [](char c) { return IsWord(c) || c == '_' || c == '.' || c == '-'; });
-}
-
 absl::Status Invalid(std::string_view text, std::string_view why) {
   return absl::InvalidArgumentError(fmt::format(
       "'{}' is not HOST[:PORT]/REPOSITORY[:TAG][@DIGEST]: {}", text.substr(0, 500), why));
 }
 
 }  // namespace
+
+bool IsTag(std::string_view text) {
+  return !text.empty() && text.size() <= kMaxTag && text[0] != '.' && text[0] != '-' &&
+         std::all_of(text.begin(), text.end(),
+                     [](char c) { return IsWord(c) || c == '_' || c == '.' || c == '-'; });
+}
 
 absl::Status CheckHost(std::string_view text) {
   std::string_view name = text;

@@ -31,6 +31,7 @@ struct Reference {
   std::string ToString() const;
 };
 
+bool IsTag(std::string_view text);
 // "HOST[:PORT]", as in a Reference. kInvalidArgument if it is not.
 absl::Status CheckHost(std::string_view text);
 

@@ -8,6 +8,7 @@
 #include "chunkstore/base/json.h"
 #include "chunkstore/http/url.h"
 #include "chunkstore/registry/errors.h"
+#include "chunkstore/registry/reference.h"
 
 namespace lamina::registry {
 namespace {
@@ -116,8 +117,11 @@ absl::StatusOr<std::string> RegistryClient::UrlOf(std::string_view path) {
 absl::StatusOr<http::Response> RegistryClient::Authorized(http::Request request) {
   request.allow_http = AllowsHttp();
   request.ca_file = options_.settings.ca_file;
+  ASSIGN_OR_RETURN(const bool is_ours, IsOurs(request.url));
   for (int challenges = 0;; ++challenges) {
-    ASSIGN_OR_RETURN(request.authorization, tokens_.Authorization());
+    if (is_ours) {
+      ASSIGN_OR_RETURN(request.authorization, tokens_.Authorization());
+    }
     ASSIGN_OR_RETURN(http::Response response, options_.client->Perform(request));
     if (response.status != 401 || challenges == kMaxChallenges) return response;
     ASSIGN_OR_RETURN(const bool answered, Answer(response, request.authorization));
@@ -125,14 +129,19 @@ absl::StatusOr<http::Response> RegistryClient::Authorized(http::Request request)
   }
 }
 
+absl::StatusOr<bool> RegistryClient::IsOurs(const std::string& url) {
+  ASSIGN_OR_RETURN(const std::string base, Base());
+  ASSIGN_OR_RETURN(const http::Url ours, http::Url::Parse(base));
+  ASSIGN_OR_RETURN(const http::Url theirs, http::Url::Parse(url));
+  return ours.SameOrigin(theirs);
+}
+
 absl::StatusOr<bool> RegistryClient::Answer(const http::Response& response,
                                             const std::string& authorization) {
   if (response.status != 401) return false;
-  ASSIGN_OR_RETURN(const std::string base, Base());
-  ASSIGN_OR_RETURN(const http::Url ours, http::Url::Parse(base));
-  ASSIGN_OR_RETURN(const http::Url theirs, http::Url::Parse(response.url));
   // Where a redirect has led, credentials of this server are of no use and none of their business.
-  if (!ours.SameOrigin(theirs)) return false;
+  ASSIGN_OR_RETURN(const bool is_ours, IsOurs(response.url));
+  if (!is_ours) return false;
   std::vector<Challenge> challenges;
   const auto [first, last] = response.headers.equal_range("www-authenticate");
   for (auto header = first; header != last; ++header) {
@@ -221,6 +230,18 @@ absl::StatusOr<Document> RegistryClient::GetReferrers(const Digest& digest,
   return document;
 }
 
+absl::StatusOr<std::vector<std::string>> RegistryClient::ListTags(size_t limit) {
+  ASSIGN_OR_RETURN(const http::Response response,
+                   Send(fmt::format("tags/list?n={}", limit), {.max_body = oci::kMaxDocumentSize}));
+  if (!response.ok()) return Name(Annotate(ErrorOf(response), "list tags"));
+  ASSIGN_OR_RETURN(const nlohmann::json value, oci::ParseJson(response.body, "list of tags"));
+  ASSIGN_OR_RETURN(std::vector<std::string> tags,
+                   oci::Field(value, "list of tags").OptionalStrings("tags"));
+  if (tags.size() > limit) tags.resize(limit);
+  std::erase_if(tags, [](const std::string& tag) { return !IsTag(tag); });
+  return tags;
+}
+
 absl::StatusOr<std::string> RegistryClient::GetBlob(const Digest& digest, uint64_t size) {
   ASSIGN_OR_RETURN(http::Response response, Send("blobs/" + digest.ToString(), {.max_body = size}));
   const std::string what = "blob " + digest.ToString();
@@ -246,6 +267,14 @@ absl::StatusOr<bool> RegistryClient::MountBlob(const Digest& digest,
                    Send(fmt::format("blobs/uploads/?mount={}&from={}", digest.ToString(),
                                     http::Escape(from_repository)),
                         {.method = "POST", .attempts = 1}));
+  // Where it cannot be done, an upload has begun instead, which is not wanted.
+  if (response.status == 202) {
+    ASSIGN_OR_RETURN(const http::Url from, http::Url::Parse(response.url));
+    const absl::StatusOr<http::Url> upload = from.Resolve(response.Header("location"));
+    if (upload.ok()) {
+      Send(upload->text, {.method = "DELETE", .attempts = 1}).status().IgnoreError();
+    }
+  }
   return response.status == 201;
 }
 

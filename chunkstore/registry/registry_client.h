@@ -60,7 +60,10 @@ class RegistryClient {
   // does not have that API.
   absl::StatusOr<Document> GetReferrers(const Digest& digest, std::string_view artifact_type);
 
-  // A whole blob of at most `limit` bytes. The digest is checked.
+  // Some of the repository's tags.
+  absl::StatusOr<std::vector<std::string>> ListTags(size_t limit);
+
+  // A whole blob of at most `size` bytes. The digest is checked.
   absl::StatusOr<std::string> GetBlob(const Digest& digest, uint64_t size);
   // Its size if it is there; 0 with kUnknownSize if the server does not tell.
   static constexpr uint64_t kUnknownSize = UINT64_MAX;
@@ -85,6 +88,8 @@ class RegistryClient {
   absl::StatusOr<std::string> Base();
   absl::StatusOr<std::string> FindBase();
   absl::StatusOr<std::string> UrlOf(std::string_view path);
+  // Whether an URL leads to this server, and may have its credentials.
+  absl::StatusOr<bool> IsOurs(const std::string& url);
   bool AllowsHttp() const;
   absl::StatusOr<http::Response> Authorized(http::Request request);
   absl::Status Name(absl::Status status) const { return Annotate(std::move(status), name_); }

@@ -2,19 +2,21 @@
 #include "fs/image/convert.h"
 
 #include <sys/stat.h>
+#include <zstd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <system_error>
 #include <tuple>
 
 #include "chunkstore/base/json.h"
 #include "erofs/import.h"
+#include "fs/image/image_writer.h"
 #include "fs/image/layer_stream.h"
 #include "fs/image/layer_writer.h"
-#include "fs/image/layout_writer.h"
 #include "fs/image/reference.h"
 #include "fs/image/source.h"
 
@@ -89,7 +91,7 @@ absl::Status ExplainFailure(absl::Status status, const SourceLayer& layer) {
                   layer.digest->ToString(), actual->ToString(), std::string(status.message())));
 }
 
-absl::StatusOr<ConvertedLayer> ConvertLayer(LayoutWriter& output, const ConvertOptions& options,
+absl::StatusOr<ConvertedLayer> ConvertLayer(ImageWriter& output, const ConvertOptions& options,
                                             const SourceLayer& layer, ProgressMeter& progress) {
   ASSIGN_OR_RETURN(const std::unique_ptr<LayerStream> stream,
                    LayerStream::Open(layer.content, layer.digest, layer.diff_id));
@@ -119,12 +121,27 @@ oci::Descriptor LayerDescriptor(const ConvertedLayer& layer) {
   return descriptor;
 }
 
-// Writes configuration and manifest, and makes the image visible under `tag`.
-absl::StatusOr<Digest> FinishImage(LayoutWriter& output, const std::string& tag,
-                                   const std::string& config_json, const oci::Platform& platform,
-                                   std::vector<oci::Descriptor> layers,
-                                   std::map<std::string, std::string> annotations) {
-  const oci::Manifest manifest{
+// A manifest or index that is made but not written yet.
+struct Made {
+  oci::Descriptor descriptor;
+  std::string content;
+};
+
+Made MakeDocument(std::string_view type, std::string content) {
+  Made made{.descriptor = {.media_type = std::string(type),
+                           .digest = Digest::Of(AsBytes(content)),
+                           .size = content.size()},
+            .content = std::move(content)};
+  return made;
+}
+
+// Writes the configuration and makes the manifest. With a subject, it is attached to that.
+absl::StatusOr<Made> MakeManifest(ImageWriter& output, const std::string& config_json,
+                                  const oci::Platform& platform,
+                                  std::vector<oci::Descriptor> layers,
+                                  std::map<std::string, std::string> annotations,
+                                  const std::optional<oci::Descriptor>& subject) {
+  oci::Manifest manifest{
       .media_type = std::string(oci::kManifestType),
       .config = {.media_type = std::string(oci::kConfigType),
                  .digest = Digest::Of(AsBytes(config_json)),
@@ -132,57 +149,188 @@ absl::StatusOr<Digest> FinishImage(LayoutWriter& output, const std::string& tag,
       .layers = std::move(layers),
       .annotations = std::move(annotations),
   };
-  const std::string manifest_json = manifest.ToJson();
-  RETURN_IF_ERROR(output.AddDocument(config_json));
-  RETURN_IF_ERROR(output.AddDocument(manifest_json));
-  oci::Descriptor entry{.media_type = std::string(oci::kManifestType),
-                        .digest = Digest::Of(AsBytes(manifest_json)),
-                        .size = manifest_json.size(),
-                        .platform = platform};
-  if (!tag.empty()) entry.annotations[std::string(oci::kRefNameKey)] = tag;
-  RETURN_IF_ERROR(output.Commit(entry));
-  return entry.digest;
+  if (subject) {
+    manifest.artifact_type = oci::kLaminaImageType;
+    manifest.subject = oci::Descriptor{
+        .media_type = subject->media_type, .digest = subject->digest, .size = subject->size};
+  }
+  RETURN_IF_ERROR(output.AddBlob(config_json));
+  Made made = MakeDocument(oci::kManifestType, manifest.ToJson());
+  made.descriptor.platform = platform;
+  made.descriptor.artifact_type = manifest.artifact_type;
+  return made;
+}
+
+// Converts the images of one source, which may share layers.
+class ImageConverter {
+ public:
+  ImageConverter(ImageWriter& output, const ConvertOptions& options,
+                 const std::vector<SourceImage>& images)
+      : output_(output),
+        options_(options),
+        converter_(fmt::format("1 zstd-{} level-{}", ZSTD_versionString(), options.level)),
+        reusable_(output.FindConverted(Digests(images), converter_)),
+        progress_(options, CountLayers(images), CountBytes(images)) {}
+
+  absl::StatusOr<Made> Convert(const SourceImage& image) {
+    std::vector<oci::Descriptor> descriptors;
+    for (size_t i = 0; i < image.layers.size(); ++i) {
+      const SourceLayer& layer = image.layers[i];
+      ASSIGN_OR_RETURN(const ConvertedLayer converted, ConvertOnce(layer), "layer {} ({})", i,
+                       layer.digest.value_or(layer.diff_id).ToString());
+      ++layers_begun_;
+      layers_.push_back(converted);
+      descriptors.push_back(LayerDescriptor(converted));
+      auto& annotations = descriptors.back().annotations;
+      annotations[std::string(oci::kSourceDigestKey)] = converted.source_digest.ToString();
+      annotations[std::string(oci::kConverterKey)] = converter_;
+    }
+    progress_.Call();
+    std::optional<oci::Descriptor> subject;
+    if (options_.as_referrer) subject = image.manifest;
+    return MakeManifest(output_, image.config_json, image.config.platform, std::move(descriptors),
+                        image.annotations, subject);
+  }
+
+  std::vector<ConvertedLayer> TakeLayers() { return std::move(layers_); }
+
+ private:
+  // Some images have a layer twice. It is equal only if every digest it is checked against is.
+  using Key = std::tuple<std::optional<Digest>, uint64_t, Digest>;
+  static Key KeyOf(const SourceLayer& layer) {
+    return Key(layer.digest, layer.content.offset, layer.diff_id);
+  }
+
+  static std::set<Digest> Digests(const std::vector<SourceImage>& images) {
+    std::set<Digest> digests;
+    for (const SourceImage& image : images) {
+      for (const SourceLayer& layer : image.layers) {
+        if (layer.digest) digests.insert(*layer.digest);
+      }
+    }
+    return digests;
+  }
+  static size_t CountLayers(const std::vector<SourceImage>& images) {
+    size_t layers = 0;
+    for (const SourceImage& image : images) layers += image.layers.size();
+    return layers;
+  }
+  uint64_t CountBytes(const std::vector<SourceImage>& images) const {
+    std::map<Key, uint64_t> sizes;
+    for (const SourceImage& image : images) {
+      for (const SourceLayer& layer : image.layers) {
+        if (!FindReusable(layer)) sizes[KeyOf(layer)] = layer.content.size;
+      }
+    }
+    uint64_t bytes = 0;
+    for (const auto& [key, size] : sizes) bytes += size;
+    return bytes;
+  }
+
+  const oci::Descriptor* FindReusable(const SourceLayer& layer) const {
+    if (!layer.digest) return nullptr;
+    const auto found = reusable_.find(*layer.digest);
+    return found == reusable_.end() ? nullptr : &found->second;
+  }
+
+  absl::StatusOr<ConvertedLayer> ConvertOnce(const SourceLayer& layer) {
+    const auto done = converted_.find(KeyOf(layer));
+    if (done != converted_.end()) return done->second;
+    ConvertedLayer converted;
+    if (const oci::Descriptor* reusable = FindReusable(layer)) {
+      ASSIGN_OR_RETURN(const chunkstore::LayerDescriptor blob, reusable->ToLayerDescriptor());
+      converted = {.source_digest = *layer.digest,
+                   .source_size = layer.content.size,
+                   .reused = true,
+                   .blob = {.digest = blob.digest,
+                            .size = blob.size,
+                            .section_table_offset = blob.section_table_offset,
+                            .section_table_digest = blob.section_table_digest}};
+    } else {
+      progress_.BeginLayer(layers_begun_);
+      ASSIGN_OR_RETURN(converted, ConvertLayer(output_, options_, layer, progress_));
+      progress_.Update(layer.content.size);
+    }
+    converted_.emplace(KeyOf(layer), converted);
+    return converted;
+  }
+
+  ImageWriter& output_;
+  const ConvertOptions& options_;
+  const std::string converter_;
+  const std::map<Digest, oci::Descriptor> reusable_;
+  ProgressMeter progress_;
+  size_t layers_begun_ = 0;
+  std::map<Key, ConvertedLayer> converted_;
+  std::vector<ConvertedLayer> layers_;
+};
+
+// The images to convert: one, or those for all platforms.
+absl::StatusOr<std::vector<SourceImage>> OpenSources(const ConvertOptions& options,
+                                                     const ImageReference& reference) {
+  std::vector<SourceImage> images;
+  if (!options.all_platforms) {
+    ASSIGN_OR_RETURN(SourceImage image, OpenSource(reference, options.platform, options.access));
+    images.push_back(std::move(image));
+    return images;
+  }
+  ASSIGN_OR_RETURN(const OpenedStore opened, OpenStore(reference, options.access));
+  ASSIGN_OR_RETURN(std::vector<oci::Descriptor> entries, opened.store->Find(opened.name));
+  ASSIGN_OR_RETURN(std::vector<oci::Descriptor> manifests,
+                   CollectManifests(*opened.store, std::move(entries)));
+  std::set<Digest> seen;
+  for (const oci::Descriptor& manifest : manifests) {
+    if (!seen.insert(manifest.digest).second) continue;
+    ASSIGN_OR_RETURN(SourceImage image, ReadSource(*opened.store, manifest), "{}",
+                     manifest.platform ? manifest.platform->ToString() : "image");
+    // The index may know more of the platform (a variant) than the configuration.
+    if (manifest.platform) image.config.platform = *manifest.platform;
+    images.push_back(std::move(image));
+  }
+  if (images.empty()) return absl::NotFoundError("there is no image in it");
+  return images;
+}
+
+// Makes what was converted visible, and returns its digest.
+absl::StatusOr<Digest> Publish(ImageWriter& output, const ConvertOptions& options,
+                               const std::vector<SourceImage>& images,
+                               const std::vector<Made>& manifests) {
+  if (options.as_referrer) {
+    for (size_t i = 0; i < manifests.size(); ++i) {
+      RETURN_IF_ERROR(
+          output.Attach(manifests[i].descriptor, images[i].manifest.digest, manifests[i].content));
+    }
+    return manifests[0].descriptor.digest;
+  }
+  if (!options.all_platforms) {
+    RETURN_IF_ERROR(output.CommitImage(manifests[0].descriptor, manifests[0].content));
+    return manifests[0].descriptor.digest;
+  }
+  oci::Index index;
+  for (const Made& manifest : manifests) {
+    RETURN_IF_ERROR(output.AddManifest(manifest.descriptor, manifest.content));
+    index.manifests.push_back(manifest.descriptor);
+  }
+  const Made made = MakeDocument(oci::kIndexType, index.ToJson());
+  RETURN_IF_ERROR(output.CommitImage(made.descriptor, made.content));
+  return made.descriptor.digest;
 }
 
 absl::StatusOr<ConvertResult> ConvertImage(const ConvertOptions& options,
                                            const ImageReference& reference,
                                            const ImageReference& destination) {
-  ASSIGN_OR_RETURN(const SourceImage source, OpenSource(reference, options.platform));
-  ASSIGN_OR_RETURN(const std::unique_ptr<LayoutWriter> output,
-                   LayoutWriter::Create(destination.path));
-  // Some images have a layer twice. It is equal only if every digest it is checked against is.
-  using Key = std::tuple<std::optional<Digest>, uint64_t, Digest>;
-  std::map<Key, ConvertedLayer> converted;
-  const auto key_of = [](const SourceLayer& layer) {
-    return Key(layer.digest, layer.content.offset, layer.diff_id);
-  };
-  std::map<Key, uint64_t> sizes;
-  for (const SourceLayer& layer : source.layers) sizes[key_of(layer)] = layer.content.size;
-  uint64_t source_bytes = 0;
-  for (const auto& [key, size] : sizes) source_bytes += size;
-
-  ProgressMeter progress(options, source.layers.size(), source_bytes);
-  ConvertResult result;
-  std::vector<oci::Descriptor> descriptors;
-  for (size_t i = 0; i < source.layers.size(); ++i) {
-    const SourceLayer& layer = source.layers[i];
-    auto done = converted.find(key_of(layer));
-    if (done == converted.end()) {
-      progress.BeginLayer(i);
-      ASSIGN_OR_RETURN(const ConvertedLayer made, ConvertLayer(*output, options, layer, progress),
-                       "layer {} ({})", i, layer.digest.value_or(layer.diff_id).ToString());
-      progress.Update(layer.content.size);
-      done = converted.emplace(key_of(layer), made).first;
-    }
-    result.layers.push_back(done->second);
-    descriptors.push_back(LayerDescriptor(done->second));
-    descriptors.back().annotations[std::string(oci::kSourceDigestKey)] =
-        done->second.source_digest.ToString();
+  ASSIGN_OR_RETURN(const std::vector<SourceImage> images, OpenSources(options, reference));
+  ASSIGN_OR_RETURN(const std::unique_ptr<ImageWriter> output,
+                   OpenWriter(destination, options.access, &reference));
+  ImageConverter converter(*output, options, images);
+  std::vector<Made> manifests;
+  for (const SourceImage& image : images) {
+    ASSIGN_OR_RETURN(Made made, converter.Convert(image));
+    manifests.push_back(std::move(made));
   }
-  ASSIGN_OR_RETURN(result.manifest_digest,
-                   FinishImage(*output, destination.name, source.config_json,
-                               source.config.platform, std::move(descriptors), source.annotations));
-  progress.Call();
+  ConvertResult result;
+  ASSIGN_OR_RETURN(result.manifest_digest, Publish(*output, options, images, manifests));
+  result.layers = converter.TakeLayers();
   return result;
 }
 
@@ -219,12 +367,24 @@ absl::Status CheckIsOutside(const std::string& layout, const std::string& direct
       fmt::format("the destination {} is inside the directory to convert", layout));
 }
 
+// What is attached lies in the repository of what it is attached to.
+absl::Status CheckMayAttach(const ImageReference& source, const ImageReference& destination) {
+  const bool possible = destination.transport == ImageTransport::kRegistry &&
+                        source.transport != ImageTransport::kDirectory &&
+                        source.transport != ImageTransport::kDockerArchive;
+  if (possible) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "a referrer is attached to an image in a registry, docker://HOST/REPOSITORY");
+}
+
 absl::StatusOr<ConvertResult> ConvertDirectory(const ConvertOptions& options,
                                                const ImageReference& reference,
                                                const ImageReference& destination) {
-  RETURN_IF_ERROR(CheckIsOutside(destination.path, reference.path));
-  ASSIGN_OR_RETURN(const std::unique_ptr<LayoutWriter> output,
-                   LayoutWriter::Create(destination.path));
+  if (destination.transport == ImageTransport::kOciLayout) {
+    RETURN_IF_ERROR(CheckIsOutside(destination.path, reference.path));
+  }
+  ASSIGN_OR_RETURN(const std::unique_ptr<ImageWriter> output,
+                   OpenWriter(destination, options.access, nullptr));
   ProgressMeter progress(options, 1, 0);
   progress.BeginLayer(0);
   ASSIGN_OR_RETURN(const WrittenLayer written,
@@ -241,10 +401,11 @@ absl::StatusOr<ConvertResult> ConvertDirectory(const ConvertOptions& options,
   progress.Update(layer.source_size);
 
   const oci::Platform platform = options.platform.value_or(oci::Platform::Host());
-  ConvertResult result;
-  ASSIGN_OR_RETURN(result.manifest_digest,
-                   FinishImage(*output, destination.name, MakeConfig(platform, layer.blob.digest),
-                               platform, {LayerDescriptor(layer)}, {}));
+  ASSIGN_OR_RETURN(const Made made,
+                   MakeManifest(*output, MakeConfig(platform, layer.blob.digest), platform,
+                                {LayerDescriptor(layer)}, {}, std::nullopt));
+  RETURN_IF_ERROR(output->CommitImage(made.descriptor, made.content));
+  ConvertResult result{.manifest_digest = made.descriptor.digest};
   result.layers.push_back(layer);
   progress.Call();
   return result;
@@ -252,10 +413,25 @@ absl::StatusOr<ConvertResult> ConvertDirectory(const ConvertOptions& options,
 
 }  // namespace
 
-absl::StatusOr<ConvertResult> Convert(const ConvertOptions& options) {
+absl::StatusOr<ConvertResult> Convert(const ConvertOptions& given) {
+  ConvertOptions options = given;
   ASSIGN_OR_RETURN(const ImageReference source, ImageReference::Parse(options.source));
-  ASSIGN_OR_RETURN(const ImageReference destination,
-                   ImageReference::ParseConverted(options.destination), "destination");
+  if (options.as_referrer && options.destination.empty()) options.destination = options.source;
+  ASSIGN_OR_RETURN(ImageReference destination, ImageReference::ParseConverted(options.destination),
+                   "destination");
+  if (options.as_referrer) {
+    RETURN_IF_ERROR(CheckMayAttach(source, destination));
+    destination.path = destination.path.substr(0, destination.path.find('@'));
+  }
+  const bool single = source.transport == ImageTransport::kDirectory ||
+                      source.transport == ImageTransport::kDockerArchive;
+  if (options.all_platforms && single) {
+    return absl::InvalidArgumentError(options.source + ": is for one platform only");
+  }
+  if (options.access.client == nullptr && (source.transport == ImageTransport::kRegistry ||
+                                           destination.transport == ImageTransport::kRegistry)) {
+    ASSIGN_OR_RETURN(options.access.client, http::Client::Create());
+  }
   absl::StatusOr<ConvertResult> result = source.transport == ImageTransport::kDirectory
                                              ? ConvertDirectory(options, source, destination)
                                              : ConvertImage(options, source, destination);

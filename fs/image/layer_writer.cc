@@ -52,12 +52,12 @@ uint64_t CountInodes(const erofs::Tree& tree) {
 }  // namespace
 
 absl::StatusOr<WrittenLayer> WriteLayer(
-    LayoutWriter& output, const chunkstore::BlobWriterOptions& options,
+    ImageWriter& output, const chunkstore::BlobWriterOptions& options,
     const std::optional<Digest>& identity,
     const std::function<absl::StatusOr<erofs::Tree>(erofs::ContentSink&)>& import) {
-  ASSIGN_OR_RETURN(LayoutWriter::StagedFile file, output.CreateFile());
+  ASSIGN_OR_RETURN(std::unique_ptr<chunkstore::BlobOutput> object, output.NewBlob());
   ASSIGN_OR_RETURN(const std::unique_ptr<chunkstore::BlobWriter> blob,
-                   chunkstore::BlobWriter::Create(std::move(file.fd), options));
+                   chunkstore::BlobWriter::Create(std::move(object), options));
   BlobSink sink(*blob);
   ASSIGN_OR_RETURN(const erofs::Tree tree, import(sink));
   const Digest content = blob->content_digest();
@@ -67,7 +67,6 @@ absl::StatusOr<WrittenLayer> WriteLayer(
                                .uuid = UuidFrom(identity.value_or(content))}));
   WrittenLayer layer{.inodes = CountInodes(tree)};
   ASSIGN_OR_RETURN(layer.blob, blob->Finish(AsBytes(metadata)));
-  RETURN_IF_ERROR(output.AddBlob(file.path, layer.blob.digest));
   return layer;
 }
 

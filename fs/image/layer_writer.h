@@ -10,7 +10,7 @@
 
 #include "chunkstore/blob_writer.h"
 #include "erofs/import.h"
-#include "fs/image/layout_writer.h"
+#include "fs/image/image_writer.h"
 
 namespace lamina::fs {
 
@@ -23,7 +23,7 @@ struct WrittenLayer {
 // given, and becomes device slot 1 of the metadata. `identity`, a digest of what is imported, gives
 // the metadata its UUID; where there is none, the digest of the content does.
 absl::StatusOr<WrittenLayer> WriteLayer(
-    LayoutWriter& output, const chunkstore::BlobWriterOptions& options,
+    ImageWriter& output, const chunkstore::BlobWriterOptions& options,
     const std::optional<Digest>& identity,
     const std::function<absl::StatusOr<erofs::Tree>(erofs::ContentSink&)>& import);
 

@@ -165,7 +165,8 @@ absl::StatusOr<std::string> ReadIndexOrEmpty(const std::string& path) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<LayoutWriter>> LayoutWriter::Create(std::string directory) {
+absl::StatusOr<std::unique_ptr<LayoutWriter>> LayoutWriter::Create(std::string directory,
+                                                                   std::string tag) {
   directory = WithoutTrailingSlashes(std::move(directory));
   const bool exists = Exists(directory);
   if (exists) RETURN_IF_ERROR(CheckDestination(directory));
@@ -175,15 +176,16 @@ absl::StatusOr<std::unique_ptr<LayoutWriter>> LayoutWriter::Create(std::string d
   ASSIGN_OR_RETURN(Staging staging, CreateStaging(parent));
   // Not make_unique: the constructor is private.
   std::unique_ptr<LayoutWriter> writer(
-      new LayoutWriter(std::move(directory), std::move(staging), exists));
+      new LayoutWriter(std::move(directory), std::move(tag), std::move(staging), exists));
   RETURN_IF_ERROR(MakeDirectory(writer->layout_));
   RETURN_IF_ERROR(MakeDirectory(writer->layout_ + "/blobs"));
   RETURN_IF_ERROR(MakeDirectory(fmt::format("{}/{}", writer->layout_, kBlobsDirectory)));
   return writer;
 }
 
-LayoutWriter::LayoutWriter(std::string directory, Staging staging, bool exists)
+LayoutWriter::LayoutWriter(std::string directory, std::string tag, Staging staging, bool exists)
     : directory_(std::move(directory)),
+      tag_(std::move(tag)),
       exists_(exists),
       staging_(std::move(staging)),
       layout_(staging_.directory.path() + "/layout") {}
@@ -205,6 +207,40 @@ absl::StatusOr<LayoutWriter::Staging> LayoutWriter::CreateStaging(const std::str
   }
   return absl::UnavailableError(
       fmt::format("{}: other writers keep removing the staging directory", parent));
+}
+
+// A blob in a staged file.
+class LayoutWriter::Blob : public chunkstore::BlobOutput {
+ public:
+  Blob(LayoutWriter& writer, StagedFile file) : writer_(writer), file_(std::move(file)) {}
+
+  absl::Status Append(std::span<const std::byte> bytes) override {
+    RETURN_IF_ERROR(WriteFull(file_.fd.get(), size_, bytes), "blob");
+    size_ += bytes.size();
+    return absl::OkStatus();
+  }
+  absl::Status Finish(const Digest& digest) override {
+    if (::fsync(file_.fd.get()) != 0) return ErrnoStatus(errno, "sync blob");
+    return writer_.AddBlob(file_.path, digest);
+  }
+
+ private:
+  LayoutWriter& writer_;
+  const StagedFile file_;
+  uint64_t size_ = 0;
+};
+
+absl::StatusOr<std::unique_ptr<chunkstore::BlobOutput>> LayoutWriter::NewBlob() {
+  ASSIGN_OR_RETURN(StagedFile file, CreateFile());
+  return std::make_unique<Blob>(*this, std::move(file));
+}
+
+absl::Status LayoutWriter::CommitImage(const oci::Descriptor& descriptor,
+                                       std::string_view content) {
+  RETURN_IF_ERROR(AddDocument(content));
+  oci::Descriptor entry = descriptor;
+  if (!tag_.empty()) entry.annotations[std::string(oci::kRefNameKey)] = tag_;
+  return Commit(entry);
 }
 
 absl::StatusOr<LayoutWriter::StagedFile> LayoutWriter::CreateFile() {

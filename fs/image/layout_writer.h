@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "chunkstore/base/file.h"
+#include "fs/image/image_writer.h"
 #include "fs/image/oci.h"
 
 namespace lamina::fs {
@@ -22,12 +23,30 @@ namespace lamina::fs {
 inline constexpr std::string_view kStagingPrefix = ".lamina-tmp-";
 
 // Used by one thread.
-class LayoutWriter {
+class LayoutWriter : public ImageWriter {
  public:
   // Fails if `directory` exists and is neither a layout nor empty.
-  static absl::StatusOr<std::unique_ptr<LayoutWriter>> Create(std::string directory);
+  // CommitImage gives the image this tag; empty: none.
+  static absl::StatusOr<std::unique_ptr<LayoutWriter>> Create(std::string directory,
+                                                              std::string tag = "");
   // Removes what was staged and not committed.
-  ~LayoutWriter() = default;
+  ~LayoutWriter() override = default;
+
+  absl::StatusOr<std::unique_ptr<chunkstore::BlobOutput>> NewBlob() override;
+  absl::Status AddBlob(std::string_view content) override { return AddDocument(content); }
+  absl::Status AddManifest(const oci::Descriptor&, std::string_view content) override {
+    return AddDocument(content);
+  }
+  absl::Status CommitImage(const oci::Descriptor& descriptor, std::string_view content) override;
+  // Readers of layouts would not find it.
+  absl::Status Attach(const oci::Descriptor&, const Digest&, std::string_view) override {
+    return absl::UnimplementedError("images in a layout cannot be attached to others");
+  }
+  // Everything is written again, which mends what is damaged.
+  std::map<Digest, oci::Descriptor> FindConverted(const std::set<Digest>&,
+                                                  std::string_view) override {
+    return {};
+  }
 
   // An empty file to write a blob to, which AddBlob later takes under its digest.
   struct StagedFile {
@@ -51,12 +70,14 @@ class LayoutWriter {
   };
   static absl::StatusOr<Staging> CreateStaging(const std::string& parent);
 
-  LayoutWriter(std::string directory, Staging staging, bool exists);
+  class Blob;
+  LayoutWriter(std::string directory, std::string tag, Staging staging, bool exists);
 
   absl::Status CommitNew(const oci::Descriptor& manifest);
   absl::Status CommitInto(const oci::Descriptor& manifest);
 
   const std::string directory_;
+  const std::string tag_;
   const bool exists_;
   Staging staging_;
   const std::string layout_;  // in the staging directory: a layout in the making

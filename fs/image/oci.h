@@ -42,6 +42,8 @@ inline constexpr std::string_view kLaminaImageType = "application/vnd.lamina.ima
 
 // Digest of the layer that was converted, as its manifest had it.
 inline constexpr std::string_view kSourceDigestKey = "containerd.io/snapshot/lamina.source-digest";
+// What decides how a layer is converted besides its content: equal values give equal bytes.
+inline constexpr std::string_view kConverterKey = "containerd.io/snapshot/lamina.converter";
 // Name of a manifest in an index.json ("tag"), image-spec annotations.md.
 inline constexpr std::string_view kRefNameKey = "org.opencontainers.image.ref.name";
 

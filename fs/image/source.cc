@@ -49,7 +49,19 @@ absl::StatusOr<ByteRange> OpenLayer(const ImageStore& store, const oci::Descript
   return content;
 }
 
-absl::StatusOr<SourceImage> ReadImage(const ImageStore& store, const oci::Descriptor& entry) {
+absl::StatusOr<SourceImage> OpenAny(const ImageReference& reference, const oci::Platform& platform,
+                                    const RegistryAccess& access) {
+  if (reference.transport == ImageTransport::kDockerArchive) {
+    return OpenDockerArchive(reference.path, reference.name);
+  }
+  ASSIGN_OR_RETURN(const OpenedStore opened, OpenStore(reference, access));
+  ASSIGN_OR_RETURN(const oci::Descriptor entry, FindManifest(*opened.store, opened.name, platform));
+  return ReadSource(*opened.store, entry);
+}
+
+}  // namespace
+
+absl::StatusOr<SourceImage> ReadSource(const ImageStore& store, const oci::Descriptor& entry) {
   SourceImage source{.manifest = entry};
   ASSIGN_OR_RETURN(const std::string manifest_json, store.ReadDocument(entry, "manifest"));
   ASSIGN_OR_RETURN(oci::Manifest manifest, oci::Manifest::Parse(manifest_json));
@@ -74,18 +86,6 @@ absl::StatusOr<SourceImage> ReadImage(const ImageStore& store, const oci::Descri
   source.annotations = std::move(manifest.annotations);
   return source;
 }
-
-absl::StatusOr<SourceImage> OpenAny(const ImageReference& reference, const oci::Platform& platform,
-                                    const RegistryAccess& access) {
-  if (reference.transport == ImageTransport::kDockerArchive) {
-    return OpenDockerArchive(reference.path, reference.name);
-  }
-  ASSIGN_OR_RETURN(const OpenedStore opened, OpenStore(reference, access));
-  ASSIGN_OR_RETURN(const oci::Descriptor entry, FindManifest(*opened.store, opened.name, platform));
-  return ReadImage(*opened.store, entry);
-}
-
-}  // namespace
 
 absl::StatusOr<SourceImage> OpenSource(const ImageReference& reference,
                                        const std::optional<oci::Platform>& platform,

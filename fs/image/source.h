@@ -31,6 +31,9 @@ struct SourceImage {
   std::map<std::string, std::string> annotations;  // of the manifest
 };
 
+// The image whose manifest that is.
+absl::StatusOr<SourceImage> ReadSource(const ImageStore& store, const oci::Descriptor& manifest);
+
 // Any transport but dir:. With `platform`, the image must be for it; without, the host's is chosen
 // where there is a choice. Fails with kFailedPrecondition if the image is converted already, and
 // with kUnimplemented, naming the layer, if a layer is encrypted, kept elsewhere or not a file

@@ -23,7 +23,9 @@
 
 #include "chunkstore/base/file.h"
 #include "chunkstore/oci_layout_origin.h"
+#include "chunkstore/registry/registry_origin.h"
 #include "tests/chunkstore/blob_testing.h"
+#include "tests/registry/registry_server.h"
 
 namespace lamina::chunkstore {
 namespace {
@@ -68,6 +70,23 @@ class LayoutHost : public OriginHost {
  private:
   const ReadMethod method_;
   std::unique_ptr<TemporaryDirectory> directory_;
+};
+
+class RegistryHost : public OriginHost {
+ public:
+  absl::StatusOr<std::unique_ptr<Origin>> Open() override {
+    ASSIGN_OR_RETURN(std::shared_ptr<http::Client> client, http::Client::Create());
+    return registry::MakeRegistryOrigin(std::make_shared<registry::Repository>(
+        std::move(client), registry::Settings{.plain_http = true}, server_->host(), "test"));
+  }
+  void Put(const Digest& digest, const std::string& content) override {
+    server_->Put(digest, content);
+  }
+  void Truncate(const Digest& digest, uint64_t size) override { server_->Truncate(digest, size); }
+  void Remove(const Digest& digest) override { server_->Remove(digest); }
+
+ private:
+  const std::unique_ptr<registry::RegistryServer> server_ = registry::RegistryServer::Start();
 };
 
 struct OriginKind {
@@ -229,7 +248,8 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(OriginKind{"LayoutWithIoUring",
                                [] { return std::make_unique<LayoutHost>(ReadMethod::kIoUring); }},
                     OriginKind{"LayoutWithPread",
-                               [] { return std::make_unique<LayoutHost>(ReadMethod::kPread); }}),
+                               [] { return std::make_unique<LayoutHost>(ReadMethod::kPread); }},
+                    OriginKind{"Registry", [] { return std::make_unique<RegistryHost>(); }}),
     [](const testing::TestParamInfo<OriginKind>& info) { return info.param.name; });
 
 class OciLayoutOriginTest : public testing::Test {

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "chunkstore/base/json.h"
+
 namespace lamina::oci {
 namespace {
 

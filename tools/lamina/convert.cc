@@ -11,8 +11,11 @@ namespace {
 
 using nlohmann::json;
 
+constexpr const char* kAllPlatforms = "all";
+
 struct Options {
   fs::ConvertOptions convert;
+  RegistryOptions registry;
   std::string platform;
   bool json = false;
 };
@@ -24,6 +27,7 @@ json ToJson(const fs::ConvertResult& result, double seconds) {
                       {"source_bytes", layer.source_size},
                       {"digest", layer.blob.digest.ToString()},
                       {"bytes", layer.blob.size},
+                      {"reused", layer.reused},
                       {"files", layer.files},
                       {"content_bytes", layer.blob.content_bytes},
                       {"stored_bytes", layer.blob.stored_bytes},
@@ -40,18 +44,43 @@ void Print(const fs::ConvertResult& result, double seconds) {
   uint64_t source = 0;
   uint64_t content = 0;
   uint64_t blobs = 0;
+  size_t reused = 0;
   for (const fs::ConvertedLayer& layer : result.layers) {
     source += layer.source_size;
     content += layer.blob.content_bytes;
     blobs += layer.blob.size;
+    reused += layer.reused;
   }
   fmt::print("{}\n", result.manifest_digest.ToString());
   fmt::print("{} layers, {} of content, {} before, {} now, {:.1f} s\n", result.layers.size(),
              HumanSize(content), HumanSize(source), HumanSize(blobs), seconds);
+  if (reused > 0) fmt::print("{} of the layers were there already\n", reused);
+}
+
+// Credentials without a host would go to both registries.
+absl::Status CheckCredentials(const Options& options) {
+  const auto host = [](const std::string& reference) {
+    constexpr std::string_view kPrefix = "docker://";
+    if (!reference.starts_with(kPrefix)) return std::string();
+    return reference.substr(kPrefix.size(), reference.find('/', kPrefix.size()) - kPrefix.size());
+  };
+  const std::string source = host(options.convert.source);
+  const std::string destination = host(options.convert.destination);
+  if (source.empty() || destination.empty() || source == destination) return absl::OkStatus();
+  for (const auto& given : options.convert.access.settings.credentials.given) {
+    if (given.host.empty()) {
+      return absl::InvalidArgumentError(
+          "--creds needs HOST= in front, as the image moves between two registries");
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<int> Run(Options& options) {
-  if (!options.platform.empty()) {
+  ASSIGN_OR_RETURN(options.convert.access.settings, ToSettings(options.registry));
+  RETURN_IF_ERROR(CheckCredentials(options));
+  options.convert.all_platforms = options.platform == kAllPlatforms;
+  if (!options.platform.empty() && !options.convert.all_platforms) {
     ASSIGN_OR_RETURN(options.convert.platform, oci::Platform::Parse(options.platform));
   }
   ProgressLine line;
@@ -77,14 +106,21 @@ void AddConvert(CLI::App& app, Action& run) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("convert", "Convert an image into a lazily readable one");
   command
-      ->add_option("source", options->convert.source,
-                   "oci:DIR[:TAG], oci-archive:FILE[:TAG], docker-archive:FILE[:REF] or dir:PATH "
-                   "(a root directory)")
+      ->add_option(
+          "source", options->convert.source,
+          "docker://HOST/REPOSITORY[:TAG][@DIGEST], oci:DIR[:TAG], oci-archive:FILE[:TAG], "
+          "docker-archive:FILE[:REF] or dir:PATH (a root directory)")
       ->required();
-  command->add_option("destination", options->convert.destination, "oci:DIR[:TAG]")->required();
+  command->add_option("destination", options->convert.destination,
+                      "oci:DIR[:TAG] or docker://HOST/REPOSITORY[:TAG]; layers that it has already "
+                      "are not converted again (registries)");
+  command->add_flag(
+      "--as-referrer", options->convert.as_referrer,
+      "Attach the result to the source, in a registry: who mounts the source gets it. "
+      "The destination may be left out");
   command->add_option("--platform", options->platform,
-                      "os/architecture[/variant] to take from a multi-platform image "
-                      "[this machine's]");
+                      "os/architecture[/variant] to take from a multi-platform image, or all of "
+                      "them with 'all' [this machine's]");
   command->add_option("--level", options->convert.level, "zstd compression level")
       ->capture_default_str()
       ->check(CLI::Range(1, 19));
@@ -93,8 +129,14 @@ void AddConvert(CLI::App& app, Action& run) {
                    "Compression threads, 0 for one a processor; the result is the same")
       ->capture_default_str()
       ->check(CLI::Range(0, 256));
+  AddRegistryOptions(*command, options->registry);
   command->add_flag("--json", options->json, "Print the result as JSON");
-  command->callback([options, &run] { run = [options] { return Run(*options); }; });
+  command->callback([options, &run] {
+    if (options->convert.destination.empty() && !options->convert.as_referrer) {
+      throw CLI::RequiredError("destination");
+    }
+    run = [options] { return Run(*options); };
+  });
 }
 
 }  // namespace lamina::cli

@@ -1,0 +1,492 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Registries that want tokens, redirect, are slow, fail, cut and lie: right bytes or a clear error."""
+
+import re
+import subprocess
+import threading
+import time
+
+from harness import check, check_equal, need_root, noise, test
+from oci_layout import Layout
+from registry_server import Proxy, Server, TokenProxy, TokenServer, free_port
+from registry_tests import (FILES, check_reads, environment, expect_read_error, filled_registry,
+                            plain_registry, read_all, source_layout)
+
+MIB = 1 << 20
+BLOB = r"/v2/app/blobs/"
+
+
+def is_range(handler):
+    return handler.command == "GET" and re.match(BLOB, handler.path) and "Range" in handler.headers
+
+
+def wanted(handler):
+    """First and last byte of the range that is asked for."""
+    return tuple(map(int, re.match(r"bytes=(\d+)-(\d+)$", handler.headers["Range"]).groups()))
+
+
+def changed_ranges(change):
+    """A fault that changes the answers to range requests."""
+    return lambda handler: (lambda *answer: change(handler, *answer)) if is_range(handler) else None
+
+
+def without(headers, *names):
+    return [(name, value) for name, value in headers if name.lower() not in names]
+
+
+class FirstOf:
+    """True once in `every` calls for each different key, beginning with the first."""
+
+    def __init__(self, every):
+        self.every = every
+        self.seen = {}
+        self.lock = threading.Lock()
+
+    def __call__(self, key):
+        with self.lock:
+            self.seen[key] = self.seen.get(key, -1) + 1
+            return self.seen[key] % self.every == 0
+
+
+@test("registry.token-expires-while-reading")
+def _(workspace):
+    need_root()
+    with plain_registry(workspace) as server, TokenServer(lifetime=1, told_lifetime=600) as tokens:
+        with TokenProxy(server, tokens) as guarded:
+            image = guarded.reference("app")
+            workspace.lamina("convert", source_layout(workspace), image)
+            with workspace.mounted(image) as mounted:
+                for name, content in FILES.items():
+                    check((mounted / name).read_bytes() == content, name)
+                    time.sleep(1.2)  # the server has forgotten the token, without a word
+            check(guarded.refused > 1, "no token was ever refused")
+
+
+@test("registry.token-is-renewed-before-it-expires")
+def _(workspace):
+    need_root()
+    with plain_registry(workspace) as server, TokenServer(lifetime=4) as tokens:
+        with TokenProxy(server, tokens) as guarded:
+            image = guarded.reference("app")
+            workspace.lamina("convert", source_layout(workspace), image)
+            with workspace.mounted(image) as mounted:
+                refused = guarded.refused
+                for _ in range(8):
+                    subprocess.run(["cat", mounted / "c"], check=True, capture_output=True)
+                    with open(mounted / "a", "rb") as file:
+                        file.seek(_ * 256 * 1024)
+                        file.read(4096)
+                    time.sleep(1)
+                check_equal(guarded.refused, refused, "requests with a token that had expired")
+
+
+@test("registry.one-token-for-many-readers")
+def _(workspace):
+    need_root()
+    with plain_registry(workspace) as server, TokenServer() as tokens:
+        with TokenProxy(server, tokens) as guarded:
+            image = guarded.reference("app")
+            workspace.lamina("convert", source_layout(workspace), image)
+            with workspace.mounted(image) as mounted:
+                issued = tokens.issued
+                tokens.revoke_all()
+                tokens.delay = 0.5
+                readers = [subprocess.Popen(["dd", f"if={mounted}/a", "of=/dev/null", "bs=4096",
+                                             "count=1", f"skip={64 * number}", "status=none"])
+                           for number in range(12)]
+                for reader in readers:
+                    check_equal(reader.wait(), 0, "exit code of a reader")
+                check_equal(tokens.issued - issued, 1, "tokens that were got")
+
+
+@test("registry.token-server-with-passwords")
+def _(workspace):
+    need_root()
+    user = ("ann", "pw")
+    with plain_registry(workspace) as server, TokenServer(user=user) as tokens:
+        with TokenProxy(server, tokens) as guarded:
+            image = guarded.reference("app")
+            workspace.lamina("convert", source_layout(workspace), image, "--creds=ann:pw",
+                             env=environment(workspace))
+            result = workspace.lamina("verify", image, status=1, env=environment(workspace))
+            check("who are you" in result.stderr and "get a token" in result.stderr, result.stderr)
+
+
+@test("registry.redirect-does-not-carry-the-credential")
+def _(workspace):
+    need_root()
+
+    class Store(Server):
+        """Serves blobs to whom the registry sends here, as an object store does."""
+
+        def answer(self, handler):
+            self.note(handler)
+            status, headers, body = Proxy.forward(self, handler)
+            handler.send_response(status)
+            for name, value in headers:
+                handler.send_header(name, value)
+            handler.end_headers()
+            if handler.command != "HEAD":
+                handler.wfile.write(body)
+
+    with filled_registry(workspace) as server, Store() as store, TokenServer() as tokens:
+        store.upstream = server
+        with TokenProxy(server, tokens) as guarded:
+            check_token = guarded.fault
+
+            def fault(handler):
+                refused = check_token(handler)
+                if refused or handler.command != "GET" or not re.match(BLOB, handler.path):
+                    return refused
+                location = f"http://127.0.0.1:{store.port}{handler.path}"
+                handler.reply(307, Location=location)
+                return True
+
+            guarded.fault = fault
+            check_reads(workspace, guarded.reference("app"))
+            check(store.count("GET", BLOB) > 0, "nothing was redirected")
+            check(not any("Authorization" in headers for _, _, headers in store.requests),
+                  "the other host saw a credential")
+
+
+@test("registry.redirect-loop-is-an-error")
+def _(workspace):
+    need_root()
+    with filled_registry(workspace) as server:
+        with Proxy(server) as proxy:
+            def fault(handler):
+                if not is_range(handler):
+                    return None
+                handler.reply(307, Location=handler.path)
+                return True
+            proxy.fault = fault
+            result = workspace.lamina("verify", proxy.reference("app"), status=1)
+            check("redirects" in result.stderr, result.stderr)
+
+
+@test("registry.busy-server-is-asked-again")
+def _(workspace):
+    """429 and 5xx, each first time that something is asked for."""
+    need_root()
+    with filled_registry(workspace) as server:
+        for status in (429, 500, 502, 503, 504):
+            first = FirstOf(every=2)
+
+            def fault(handler, status=status, first=first):
+                if not first((handler.path, handler.headers.get("Range"))):
+                    return None
+                handler.reply(status)
+                return True
+            with Proxy(server, fault) as proxy:
+                check_reads(workspace, proxy.reference("app"))
+
+
+@test("registry.retry-after-is-honoured")
+def _(workspace):
+    need_root()
+    with filled_registry(workspace) as server:
+        busy_until = [None]
+        early = []
+
+        def fault(handler):
+            if not re.match(r"/v2/app/manifests/", handler.path):
+                return None
+            now = time.monotonic()
+            if busy_until[0] is None:
+                busy_until[0] = now + 2
+                handler.reply(429, Retry_After="2")
+                return True
+            if now < busy_until[0] - 0.05:
+                early.append(now)
+            return None
+        with Proxy(server, fault) as proxy:
+            workspace.lamina("inspect", proxy.reference("app"))
+            check_equal(early, [], "requests that came too early")
+
+        # One who asks for more than anyone would wait is not waited for.
+        def closed(handler):
+            handler.reply(503, Retry_After="86400")
+            return True
+        with Proxy(server, closed) as proxy:
+            result = workspace.lamina("inspect", proxy.reference("app"), status=1, timeout=20)
+            check("503" in result.stderr, result.stderr)
+
+
+@test("registry.whole-object-instead-of-a-range")
+def _(workspace):
+    need_root()
+
+    def fault(handler):
+        if is_range(handler):
+            del handler.headers["Range"]
+        return None
+    with filled_registry(workspace) as server, Proxy(server, fault) as proxy:
+        check_reads(workspace, proxy.reference("app"))
+        workspace.lamina("verify", proxy.reference("app"))
+
+
+@test("registry.ranges-without-headers")
+def _(workspace):
+    need_root()
+    fault = changed_ranges(
+        lambda _, status, headers, body: (status, without(
+            headers, "content-range", "docker-content-digest", "etag", "accept-ranges",
+            "content-type", "cache-control"), body))
+    with filled_registry(workspace) as server, Proxy(server, fault) as proxy:
+        check_reads(workspace, proxy.reference("app"))
+
+
+@test("registry.ranges-in-pieces")
+def _(workspace):
+    """A server may send less than it was asked for, if it says so."""
+    need_root()
+
+    def change(handler, status, headers, body):
+        if len(body) <= 70_000:
+            return status, headers, body
+        first, _ = wanted(handler)
+        total = dict(headers)["Content-Range"].split("/")[1]
+        body = body[:70_000]
+        headers = without(headers, "content-range", "content-length") + [
+            ("Content-Range", f"bytes {first}-{first + len(body) - 1}/{total}"),
+            ("Content-Length", str(len(body)))]
+        return status, headers, body
+    with filled_registry(workspace) as server, Proxy(server, changed_ranges(change)) as proxy:
+        check_reads(workspace, proxy.reference("app"))
+
+
+@test("registry.cut-connections")
+def _(workspace):
+    """Every first answer ends in the middle: what has come is kept, the rest is asked for."""
+    need_root()
+    first = FirstOf(every=2)
+
+    def fault(handler):
+        if not is_range(handler) or not first((handler.path, handler.headers["Range"])):
+            return None
+
+        def cut(status, headers, body):
+            handler.close_connection = True
+            return status, headers, body[:len(body) // 2]
+        return cut
+    with filled_registry(workspace) as server, Proxy(server, fault) as proxy:
+        check_reads(workspace, proxy.reference("app"))
+        offsets = {}
+        for _, path, headers in proxy.requests:
+            if match := re.match(r"bytes=(\d+)-(\d+)", headers.get("Range", "")):
+                offsets.setdefault((path, match[2]), set()).add(int(match[1]))
+        check(any(len(starts) > 1 for starts in offsets.values()),
+              "nothing was taken up where it had stopped")
+
+
+def expect_clear_error(workspace, proxy, *texts):
+    """Reading fails with EIO, and the log says why; with the fault gone it works."""
+    log = expect_read_error(workspace, proxy.reference("app"), "a")
+    check(any(text in log for text in texts), f"the log has none of {texts}:\n{log}")
+
+
+def only_frames(server, change):
+    """A fault in what is read after the mount, which needs the end of the object alone."""
+    layer = max((server.directory / "data").rglob("data"), key=lambda path: path.stat().st_size)
+    size = layer.stat().st_size
+
+    def fault(handler):
+        if not is_range(handler) or wanted(handler)[0] > size - 200_000:
+            return None
+        return lambda *answer: change(handler, *answer)
+    return fault
+
+
+@test("registry.wrong-ranges")
+def _(workspace):
+    need_root()
+
+    def shifted(handler, status, headers, body):
+        first, last = wanted(handler)
+        return status, without(headers, "content-range") + [
+            ("Content-Range", f"bytes {first + 1}-{last + 1}/99999999")], body
+
+    def garbage(_, status, headers, body):
+        return status, without(headers, "content-range") + [("Content-Range", "bytes */x")], body
+
+    def other_size(handler, status, headers, body):
+        first, last = wanted(handler)
+        return status, without(headers, "content-range") + [
+            ("Content-Range", f"bytes {first}-{last}/{last + 1000}")], body
+
+    with filled_registry(workspace) as server:
+        for change, text in ((shifted, "the server sent"), (garbage, "the server sent"),
+                             (other_size, "instead of")):
+            with Proxy(server, only_frames(server, change)) as proxy:
+                expect_clear_error(workspace, proxy, text)
+
+
+@test("registry.wrong-bytes")
+def _(workspace):
+    need_root()
+
+    def change(_, status, headers, body):
+        return status, headers, bytes(len(body))
+    with filled_registry(workspace) as server:
+        with Proxy(server, only_frames(server, change)) as proxy:
+            expect_clear_error(workspace, proxy, "digest mismatch", "digest")
+
+
+@test("registry.truncated-for-good")
+def _(workspace):
+    need_root()
+
+    def change(handler, status, headers, body):
+        handler.close_connection = True
+        return status, headers, body[:1000]
+    with filled_registry(workspace) as server:
+        with Proxy(server, only_frames(server, change)) as proxy:
+            expect_clear_error(workspace, proxy, "transfer closed", "bytes remaining", "ends after")
+
+
+@test("registry.wrong-manifest")
+def _(workspace):
+    need_root()
+
+    def fault(handler):
+        if not re.match(r"/v2/app/manifests/sha256:", handler.path):
+            return None
+        return lambda status, headers, body: (status, headers, body.replace(b"linux", b"xinul")
+                                              if b"linux" in body else b"{}" + body[2:])
+    with filled_registry(workspace) as server:
+        layout = Layout(workspace.path("source"))
+        check(layout is not None, "")
+        result = workspace.lamina("inspect", server.reference("app"), "--json")
+        digest = re.search(r'"manifest_digest": *"(sha256:[0-9a-f]+)"', result.stdout)[1]
+        with Proxy(server, fault) as proxy:
+            result = workspace.lamina("inspect", f"docker://{proxy.host}/app@{digest}", status=1)
+            check("digest mismatch" in result.stderr, result.stderr)
+
+
+@test("registry.recovers-after-an-outage")
+def _(workspace):
+    need_root()
+    out = threading.Event()
+
+    def fault(handler):
+        if not out.is_set():
+            return None
+        handler.close_connection = True
+        return True
+    with filled_registry(workspace) as server, Proxy(server, fault) as proxy:
+        with workspace.mounted(proxy.reference("app")) as mounted:
+            out.set()
+            result = subprocess.run(["cat", mounted / "a"], check=False, capture_output=True,
+                                    timeout=120)
+            check(result.returncode != 0, "read without a server")
+            out.clear()
+            read_all(mounted)
+
+
+@test("registry.mirrors-in-order")
+def _(workspace):
+    need_root()
+    with filled_registry(workspace) as server, Proxy(server) as registry_itself:
+        image = registry_itself.reference("app")
+
+        def missing(handler):
+            handler.reply(404)
+            return True
+
+        def broken(handler):
+            handler.reply(500)
+            return True
+        with Proxy(server, missing) as without_it, Proxy(server, broken) as failing, \
+                Proxy(server) as good:
+            nobody = f"--mirror=http://127.0.0.1:{free_port()}"
+            mirrors = [nobody] + [f"--mirror={proxy.url}" for proxy in (without_it, failing, good)]
+            check_reads(workspace, image, *mirrors)
+            check(without_it.count("GET", "/") > 0 and failing.count("GET", "/") > 0,
+                  "mirrors were not asked")
+            check(good.count("GET", BLOB) > 0, "the good mirror was not asked for blobs")
+            check_equal(registry_itself.count("GET", BLOB), 0,
+                        "blobs asked for at the registry itself")
+            check(good.count("GET", rf"ns=localhost%3A{registry_itself.port}") > 0,
+                  "the mirror was not told the registry")
+        # With all of them gone, the registry serves.
+        check_reads(workspace, image, *mirrors)
+        # A mirror for another registry is not asked.
+        with Proxy(server) as other:
+            check_reads(workspace, image, f"--mirror=other.example={other.url}")
+            check_equal(other.requests, [], "requests to the mirror of another registry")
+
+
+@test("registry.mirror-never-sees-the-credential")
+def _(workspace):
+    need_root()
+    with plain_registry(workspace) as server, TokenServer(user=("ann", "pw")) as tokens:
+        with TokenProxy(server, tokens) as guarded, TokenProxy(server, tokens) as mirror:
+            image = guarded.reference("app")
+            creds = "--creds=ann:pw"
+            workspace.lamina("convert", source_layout(workspace), image, creds)
+            check_reads(workspace, image, creds, f"--mirror={mirror.url}")
+            check(mirror.requests and not any("Authorization" in headers
+                                              for _, _, headers in mirror.requests),
+                  "the mirror saw a credential")
+
+
+@test("registry.late-answer-gets-a-second-request")
+def _(workspace):
+    need_root()
+    stuck = threading.Event()
+    release = threading.Event()
+    held = []
+
+    def fault(handler):
+        if is_range(handler) and stuck.is_set():
+            stuck.clear()
+            held.append(handler.headers["Range"])
+            release.wait(60)
+        return None
+    with filled_registry(workspace) as server, Proxy(server, fault) as proxy:
+        try:
+            with workspace.mounted(proxy.reference("app")) as mounted:
+                (mounted / "c").read_bytes()
+                stuck.set()
+                start = time.monotonic()
+                check((mounted / "b").read_bytes() == FILES["b"], "b is wrong")
+                check(held, "nothing was held up")
+                check(time.monotonic() - start < 30, "it waited for the one that was stuck")
+        finally:
+            release.set()
+
+
+@test("registry.upload-is-taken-up-where-it-stopped")
+def _(workspace):
+    need_root()
+    cut = FirstOf(every=1000)
+    large = {"large": noise(20 * MIB, 5)}
+
+    def fault(handler):
+        if handler.command != "PATCH" or not cut("PATCH"):
+            return None
+        # The registry gets half of it, and the client no answer.
+        handler.body = handler.body[:len(handler.body) // 2]
+        if "Content-Length" in handler.headers:
+            del handler.headers["Content-Length"]
+            del handler.headers["Content-Range"]
+
+        def vanish(*_):
+            handler.close_connection = True
+            return 500, [("Content-Length", "0")], b""
+        return vanish
+    with plain_registry(workspace) as server, Proxy(server, fault) as proxy:
+        workspace.lamina("convert", source_layout(workspace, large), proxy.reference("app"))
+        check(proxy.count("GET", "/blobs/uploads/") > 0, "the server was not asked what it has")
+        state = workspace.new_directory("state")
+        with workspace.mounted(server.reference("app"), state=state) as mounted:
+            read_all(mounted, large)
+
+
+@test("registry.plain-http-needs-leave")
+def _(workspace):
+    result = workspace.lamina("inspect", "docker://registry.invalid:1/app", status=1)
+    check("https://" in result.stderr or "resolve" in result.stderr, result.stderr)
+    result = workspace.lamina("inspect", "docker://registry.invalid:1/app", "--plain-http",
+                              status=1)
+    check("http://" in result.stderr or "resolve" in result.stderr, result.stderr)
