@@ -25,6 +25,7 @@ BIG_FILE_BYTES = 64 << 20
 SMALL_FILES = 10_000
 SMALL_FILES_WITH_ATTRIBUTE = 2_000
 SMALL_DIRECTORY_FILES = 100
+TREE_PACKAGES = ["python3", "python3-numpy", "ca-certificates"]
 SERVICE_PACKAGES = ["ca-certificates", "g++", "git", "openjdk-17-jre-headless", "postgresql",
                     "python3-matplotlib", "python3-pandas", "python3-scipy", "python3-sklearn"]
 MANY_LAYERS = 20
@@ -71,13 +72,7 @@ class Inputs:
 def make_tree(path: pathlib.Path) -> None:
     path.mkdir()
     root = path / "root"
-    subprocess.run(
-        ["debootstrap", "--variant=minbase", "--include=python3,python3-numpy,ca-certificates",
-         "bookworm", root],
-        check=True, stdout=subprocess.DEVNULL)
-    for unneeded in ("var/cache/apt", "var/lib/apt/lists", "dev"):
-        shutil.rmtree(root / unneeded)
-        (root / unneeded).mkdir()
+    make_debian(root, TREE_PACKAGES)
 
     (path / "big").mkdir()
     content = io.BufferedReader(ContentOfTree(root), 1 << 20)
@@ -136,15 +131,18 @@ def make_tree_image(tree: pathlib.Path, path: pathlib.Path) -> None:
     layout.finish()
 
 
-def make_service_image(path: pathlib.Path) -> None:
-    tree = path.with_name("service-tree")
+def make_debian(root: pathlib.Path, packages: list[str]) -> None:
     subprocess.run(
-        ["debootstrap", "--variant=minbase", f"--include={','.join(SERVICE_PACKAGES)}",
-         "bookworm", tree],
+        ["debootstrap", "--variant=minbase", f"--include={','.join(packages)}", "bookworm", root],
         check=True, stdout=subprocess.DEVNULL)
     for unneeded in ("var/cache/apt", "var/lib/apt/lists", "dev"):
-        shutil.rmtree(tree / unneeded)
-        (tree / unneeded).mkdir()
+        shutil.rmtree(root / unneeded)
+        (root / unneeded).mkdir()
+
+
+def make_service_image(path: pathlib.Path) -> None:
+    tree = path.with_name("service-tree")
+    make_debian(tree, SERVICE_PACKAGES)
     make_tree_image(tree, path)
     shutil.rmtree(tree)
 

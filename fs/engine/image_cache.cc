@@ -14,8 +14,8 @@
 #include <utility>
 
 #include "chunkstore/base/file.h"
+#include "chunkstore/base/json.h"
 #include "fs/engine/metadata_cache.h"
-#include "fs/image/json.h"
 
 namespace lamina::fs {
 namespace {
