@@ -7,6 +7,7 @@
 #include "chunkstore/base/file.h"
 #include "chunkstore/base/json.h"
 #include "chunkstore/http/url.h"
+#include "chunkstore/registry/ca_file.h"
 #include "chunkstore/registry/errors.h"
 #include "chunkstore/registry/reference.h"
 
@@ -36,6 +37,13 @@ std::string NameOf(const RegistryClient::Options& options) {
   return fmt::format("{}/{}", options.host, options.repository);
 }
 
+// A file that the user named stands before those that are set up for the registry.
+RegistryClient::Options WithCaFile(RegistryClient::Options options) {
+  std::string& file = options.settings.ca_file;
+  if (file.empty()) file = FindCaFile(options.host, CertificateDirectories());
+  return options;
+}
+
 std::string Scope(const RegistryClient::Options& options) {
   return fmt::format("repository:{}:pull{}", options.repository,
                      options.access == Access::kPush ? ",push" : "");
@@ -56,7 +64,7 @@ std::string MediaType(const http::Response& response) {
 }  // namespace
 
 RegistryClient::RegistryClient(Options options)
-    : options_(std::move(options)),
+    : options_(WithCaFile(std::move(options))),
       name_(NameOf(options_)),
       tokens_({.client = options_.client,
                .host = options_.host,
@@ -117,6 +125,7 @@ absl::StatusOr<std::string> RegistryClient::UrlOf(std::string_view path) {
 absl::StatusOr<http::Response> RegistryClient::Authorized(http::Request request) {
   request.allow_http = AllowsHttp();
   request.ca_file = options_.settings.ca_file;
+  if (is_mirror()) request.attempts = 1;  // there is another server behind it
   ASSIGN_OR_RETURN(const bool is_ours, IsOurs(request.url));
   for (int challenges = 0;; ++challenges) {
     if (is_ours) {

@@ -81,6 +81,30 @@ class Upload : public chunkstore::BlobOutput {
     if (sent_ > 0 && !filling_.empty()) {
       RETURN_IF_ERROR(SendChunk(std::exchange(filling_, {})));
     }
+    absl::Status last;
+    for (int attempt = 0; attempt < kAttempts; ++attempt) {
+      if (attempt > 0) std::this_thread::sleep_for(kFirstPause * (1 << attempt));
+      if (location_.empty()) RETURN_IF_ERROR(Begin());
+      last = TryToFinish(digest);
+      // The answer to a request that was done may have been lost.
+      if (last.ok() || client_.BlobSize(digest).ok()) {
+        location_.clear();
+        return absl::OkStatus();
+      }
+      if (!absl::IsUnavailable(last)) return last;
+      // All of it is in the last request, so it can as well begin anew.
+      if (sent_ == 0) location_.clear();
+    }
+    return last;
+  }
+
+ private:
+  absl::Status Failed(const http::Response& response, std::string_view what) const {
+    return Annotate(ErrorOf(response),
+                    fmt::format("{}: {} upload after {} bytes", client_.name(), what, sent_));
+  }
+
+  absl::Status TryToFinish(const Digest& digest) {
     const char* separator = location_.find('?') == std::string::npos ? "?" : "&";
     const std::string url =
         fmt::format("{}{}digest={}", location_, separator, http::Escape(digest.ToString()));
@@ -90,19 +114,8 @@ class Upload : public chunkstore::BlobOutput {
                                         .body = std::make_shared<const std::string>(filling_),
                                         .attempts = 1,
                                         .stall_timeout = kFinishTimeout}));
-    const bool stored = response.status == 201 || response.status == 204;
-    if (!stored) {
-      // The answer to a first request may have been lost, and the upload be gone since it is done.
-      if (!client_.BlobSize(digest).ok()) return Failed(response, "finish");
-    }
-    location_.clear();
-    return absl::OkStatus();
-  }
-
- private:
-  absl::Status Failed(const http::Response& response, std::string_view what) const {
-    return Annotate(ErrorOf(response),
-                    fmt::format("{}: {} upload after {} bytes", client_.name(), what, sent_));
+    if (response.status == 201 || response.status == 204) return absl::OkStatus();
+    return Failed(response, "finish");
   }
 
   absl::Status AwaitSent() { return sending_.valid() ? sending_.get() : absl::OkStatus(); }
@@ -184,7 +197,11 @@ class Upload : public chunkstore::BlobOutput {
   // Sets sent_, which must lie in the chunk that is being sent: no other is kept.
   absl::Status AskHowMuchIsThere(uint64_t begin, uint64_t end) {
     ASSIGN_OR_RETURN(const http::Response response, client_.Send(location_, {}));
-    if (response.status != 204 && response.status != 202) return Failed(response, "take up");
+    if (response.status != 204 && response.status != 202) {
+      const absl::Status status = Failed(response, "take up");
+      return absl::IsUnavailable(status) ? status
+                                         : absl::AbortedError(std::string(status.message()));
+    }
     if (!response.Header("location").empty()) RETURN_IF_ERROR(FollowLocation(response));
     const std::optional<uint64_t> there = BytesThere(response);
     if (!there || *there < begin || *there > end) {

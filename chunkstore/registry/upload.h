@@ -15,7 +15,8 @@
 namespace lamina::registry {
 
 // `client` must outlive the output, and have been made for Access::kPush. A blob that is smaller than
-// a chunk goes up in two requests. An upload that is given up is cancelled at the server.
+// a chunk goes up in two requests. An upload that is given up is cancelled at the server. kAborted if
+// the server has lost a part that is no longer kept, which only a new upload can mend.
 std::unique_ptr<chunkstore::BlobOutput> StartUpload(RegistryClient& client);
 
 // A whole blob from memory, unless it is there already or can be had from `from_repository` (empty: no

@@ -25,6 +25,7 @@ namespace {
 
 namespace stdfs = std::filesystem;
 using Clock = std::chrono::steady_clock;
+constexpr int kLayerAttempts = 3;
 constexpr Clock::duration kProgressInterval = std::chrono::milliseconds(100);
 
 chunkstore::BlobWriterOptions BlobOptions(const ConvertOptions& options) {
@@ -248,7 +249,12 @@ class ImageConverter {
                             .section_table_digest = blob.section_table_digest}};
     } else {
       progress_.BeginLayer(layers_begun_);
-      ASSIGN_OR_RETURN(converted, ConvertLayer(output_, options_, layer, progress_));
+      absl::StatusOr<ConvertedLayer> made = ConvertLayer(output_, options_, layer, progress_);
+      // A destination that lost a part of an upload gets all of it again.
+      for (int attempt = 1; absl::IsAborted(made.status()) && attempt < kLayerAttempts; ++attempt) {
+        made = ConvertLayer(output_, options_, layer, progress_);
+      }
+      ASSIGN_OR_RETURN(converted, std::move(made));
       progress_.Update(layer.content.size);
     }
     converted_.emplace(KeyOf(layer), converted);

@@ -7,8 +7,8 @@ import threading
 import time
 
 from harness import check, check_equal, need_root, noise, test
-from oci_layout import Layout
-from registry_server import Proxy, Server, TokenProxy, TokenServer, free_port
+from registry_server import (Authority, Proxy, Server, TokenProxy, TokenServer, free_port,
+                             process)
 from registry_tests import (FILES, check_reads, environment, expect_read_error, filled_registry,
                             plain_registry, read_all, source_layout)
 
@@ -354,8 +354,6 @@ def _(workspace):
         return lambda status, headers, body: (status, headers, body.replace(b"linux", b"xinul")
                                               if b"linux" in body else b"{}" + body[2:])
     with filled_registry(workspace) as server:
-        layout = Layout(workspace.path("source"))
-        check(layout is not None, "")
         result = workspace.lamina("inspect", server.reference("app"), "--json")
         digest = re.search(r'"manifest_digest": *"(sha256:[0-9a-f]+)"', result.stdout)[1]
         with Proxy(server, fault) as proxy:
@@ -456,31 +454,56 @@ def _(workspace):
             release.set()
 
 
+LARGE = {"large": noise(20 * MIB, 5)}
+
+
+def check_upload(workspace, server, proxy):
+    workspace.lamina("convert", source_layout(workspace, LARGE), proxy.reference("app"))
+    state = workspace.new_directory("state")
+    with workspace.mounted(server.reference("app"), state=state) as mounted:
+        read_all(mounted, LARGE)
+
+
 @test("registry.upload-is-taken-up-where-it-stopped")
 def _(workspace):
     need_root()
-    cut = FirstOf(every=1000)
-    large = {"large": noise(20 * MIB, 5)}
+    sizes = []
 
     def fault(handler):
-        if handler.command != "PATCH" or not cut("PATCH"):
+        if handler.command != "PATCH":
             return None
-        # The registry gets half of it, and the client no answer.
-        handler.body = handler.body[:len(handler.body) // 2]
-        if "Content-Length" in handler.headers:
-            del handler.headers["Content-Length"]
-            del handler.headers["Content-Range"]
-
-        def vanish(*_):
-            handler.close_connection = True
-            return 500, [("Content-Length", "0")], b""
-        return vanish
+        sizes.append(len(handler.body))
+        if len(sizes) != 2:
+            return None
+        handler.reply(502)  # the registry never gets the second chunk
+        return True
     with plain_registry(workspace) as server, Proxy(server, fault) as proxy:
-        workspace.lamina("convert", source_layout(workspace, large), proxy.reference("app"))
+        check_upload(workspace, server, proxy)
         check(proxy.count("GET", "/blobs/uploads/") > 0, "the server was not asked what it has")
-        state = workspace.new_directory("state")
-        with workspace.mounted(server.reference("app"), state=state) as mounted:
-            read_all(mounted, large)
+        check_equal(sizes[1], sizes[2], "size of the chunk that was sent again")
+        check_equal(proxy.count("POST", "/blobs/uploads/"), 2, "uploads (layer, configuration)")
+
+
+@test("registry.lost-upload-is-made-again")
+def _(workspace):
+    need_root()
+    patches = []
+
+    def fault(handler):
+        if handler.command != "PATCH":
+            return None
+        patches.append(handler.path)
+        if len(patches) != 2:
+            return None
+        # The registry gets half of the chunk, and the client no answer: docker-registry goes on only
+        # where its own last answer was.
+        handler.body = handler.body[:len(handler.body) // 2]
+        del handler.headers["Content-Length"]
+        del handler.headers["Content-Range"]
+        return lambda *_: (502, [("Content-Length", "0")], b"")
+    with plain_registry(workspace) as server, Proxy(server, fault) as proxy:
+        check_upload(workspace, server, proxy)
+        check_equal(proxy.count("POST", "/blobs/uploads/"), 3, "uploads (layer twice)")
 
 
 @test("registry.plain-http-needs-leave")
@@ -490,3 +513,55 @@ def _(workspace):
     result = workspace.lamina("inspect", "docker://registry.invalid:1/app", "--plain-http",
                               status=1)
     check("http://" in result.stderr or "resolve" in result.stderr, result.stderr)
+
+
+NGINX = """
+daemon off; worker_processes 1; pid {root}/nginx.pid; error_log {root}/nginx.err;
+events {{ worker_connections 512; }}
+http {{
+  log_format line '$server_protocol $connection $request_method $uri $status';
+  access_log {root}/nginx.log line;
+  client_body_temp_path {root}/body; proxy_temp_path {root}/proxy;
+  fastcgi_temp_path {root}/fastcgi; uwsgi_temp_path {root}/uwsgi; scgi_temp_path {root}/scgi;
+  client_max_body_size 0;
+  limit_req_zone $server_name zone=all:1m rate=40r/s;
+  server {{
+    listen 127.0.0.1:{port} ssl http2;
+    ssl_certificate {authority.certificate}; ssl_certificate_key {authority.key};
+    location / {{
+      proxy_pass http://127.0.0.1:{upstream}; proxy_http_version 1.1;
+      proxy_set_header Host $http_host; proxy_set_header X-Forwarded-Proto https;
+    }}
+    location ~ ^/v2/[^/]+/blobs/sha256 {{
+      limit_req zone=all burst=4 nodelay; limit_req_status 429;
+      proxy_pass http://127.0.0.1:{upstream}; proxy_http_version 1.1;
+      proxy_set_header Host $http_host;
+    }}
+  }}
+}}
+"""
+
+
+@test("registry.http2-and-rate-limit-behind-nginx")
+def _(workspace):
+    """One connection for all, and more requests than the server allows are asked again."""
+    need_root()
+    authority = Authority(workspace.root)
+    port = free_port()
+    with filled_registry(workspace) as server:
+        config = workspace.path("nginx.conf")
+        config.write_text(NGINX.format(root=workspace.root, port=port, authority=authority,
+                                       upstream=server.port), encoding="ascii")
+        with process(["nginx", "-c", config], port, workspace.path("nginx.out")):
+            image = f"docker://localhost:{port}/app"
+            check_reads(workspace, image, f"--ca-file={authority.ca}")
+            workspace.lamina("convert", source_layout(workspace, {"x": noise(20 * MIB, 3)}),
+                             f"docker://localhost:{port}/pushed", f"--ca-file={authority.ca}")
+            workspace.lamina("verify", f"docker://localhost:{port}/pushed",
+                             f"--ca-file={authority.ca}")
+            time.sleep(0.2)
+            lines = [line.split() for line in
+                     workspace.path("nginx.log").read_text(encoding="ascii").splitlines()]
+    check_equal({line[0] for line in lines}, {"HTTP/2.0"}, "protocols")
+    reads = [line for line in lines if line[2] == "GET" and "/app/blobs/" in line[3]]
+    check(len({line[1] for line in reads}) <= 6, "connections are not kept")

@@ -6,15 +6,13 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import stat
 import subprocess
-import threading
-import time
 
-from harness import (TRANSPORTS, check, check_equal, compare, need_root, noise, small_image, test)
+from harness import TRANSPORTS, check, check_equal, need_root, noise, small_image, test
 from oci_layout import INDEX, Image, Layout, host_architecture
-from registry_server import (Authority, Proxy, Server, TokenProxy, TokenServer, free_port, registry,
-                             write_auth_file, write_passwords)
+from registry_server import Authority, Proxy, registry, write_auth_file, write_passwords
 
 MIB = 1 << 20
 FILES = {"a": noise(3 * MIB + 5, 1), "b": noise(MIB, 2), "c": b"small\n"}
@@ -281,3 +279,42 @@ def _(workspace):
 def manifest_raw(reference):
     return subprocess.run(["skopeo", "inspect", "--raw", "--tls-verify=false", reference],
                           check=True, capture_output=True).stdout
+
+
+@test("registry.referrers-api")
+def _(workspace):
+    """A server with the API of distribution-spec 1.1, which Debian's does not have."""
+    need_root()
+    attached = {}  # subject: descriptors
+
+    def fault(handler):
+        match = re.match(r"/v2/app/referrers/(sha256:[0-9a-f]+)", handler.path)
+        if match:
+            index = {"schemaVersion": 2, "mediaType": INDEX,
+                     "manifests": attached.get(match[1], [])}
+            handler.reply(200, json.dumps(index).encode(), Content_Type=INDEX)
+            return True
+        if handler.command != "PUT" or "/manifests/" not in handler.path:
+            return None
+        manifest = json.loads(handler.body)
+        subject = manifest.get("subject", {}).get("digest")
+        if not subject:
+            return None
+        attached.setdefault(subject, []).append(
+            {"mediaType": manifest["mediaType"], "digest": handler.path.rsplit("/", 1)[1],
+             "size": len(handler.body), "artifactType": manifest["artifactType"]})
+        return lambda status, headers, body: (status, headers + [("OCI-Subject", subject)], body)
+    with plain_registry(workspace) as server, Proxy(server, fault) as proxy:
+        subprocess.run(["skopeo", "copy", "-q", "--dest-tls-verify=false",
+                        source_layout(workspace), f"docker://localhost:{server.port}/app"],
+                       check=True)
+        original = proxy.reference("app")
+        workspace.lamina("convert", original, "--as-referrer")
+        check_equal(len(attached), 1, "images with something attached")
+        check_equal(proxy.count("PUT", "/manifests/sha256-"), 0, "tags that stand in for the API")
+        check_reads(workspace, original)
+        # One that is attached to another image, or to nothing, is not taken.
+        (entries,) = attached.values()
+        entries[:] = [dict(entries[0], digest="sha256:" + "0" * 64)]
+        result = workspace.lamina("inspect", original, status=1)
+        check("attached" in result.stderr, result.stderr)
