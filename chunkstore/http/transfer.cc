@@ -95,6 +95,7 @@ absl::StatusOr<CURL*> Transfer::Begin() {
   RETURN_IF_ERROR(CheckScheme(*url_));
   response_ = {};
   header_bytes_ = 0;
+  headers_complete_ = false;
   failure_ = absl::OkStatus();
   range_begun_ = false;
   skip_ = 0;
@@ -204,6 +205,7 @@ absl::Status Transfer::AddHeader(std::string_view line) {
   }
   if (line.starts_with("HTTP/")) {  // another response: after a 100, or a proxy's
     response_.headers.clear();
+    headers_complete_ = false;
     const size_t space = line.find(' ');
     response_.status = 0;
     if (space != std::string_view::npos) {
@@ -212,6 +214,7 @@ absl::Status Transfer::AddHeader(std::string_view line) {
     }
     return absl::OkStatus();
   }
+  if (Trim(line).empty()) headers_complete_ = true;
   const size_t colon = line.find(':');
   if (colon == std::string_view::npos) return absl::OkStatus();
   response_.headers.emplace(Lower(line.substr(0, colon)),
@@ -298,7 +301,9 @@ Transfer::Verdict Transfer::End(CURLcode code, double jitter) {
   ++tries_;
   if (!failure_.ok()) return Fail(failure_);
   const bool cut_short = request_.range && range_begun_ && RangeIsComplete();
-  if (code == CURLE_OK || cut_short) return JudgeResponse(jitter);
+  // What an error's body was to be does not matter (docker-registry promises more for 416 than it has).
+  const bool is_refusal = headers_complete_ && response_.status >= 300;
+  if (code == CURLE_OK || cut_short || is_refusal) return JudgeResponse(jitter);
   absl::Status status = absl::UnavailableError(error);
   // What OpenSSL makes of an answer in plain text.
   if (code == CURLE_SSL_CONNECT_ERROR && error.find("wrong version number") != error.npos) {

@@ -83,6 +83,7 @@ class Transfer {
   std::array<char, CURL_ERROR_SIZE> error_{};
   Response response_;
   size_t header_bytes_ = 0;
+  bool headers_complete_ = false;
   absl::Status failure_;  // found while the response came in
 
   std::string range_;  // what is there of the range, kept from one try to the next

@@ -37,7 +37,7 @@ TEST(UrlTest, RefusesPasswordsAndDoesNotRepeatThem) {
 }
 
 TEST(UrlTest, RefusesWhatIsNone) {
-  for (const std::string text :
+  for (const std::string& text :
        {std::string(""), std::string("h"), std::string("https://"), std::string("ftp://h/"),
         std::string("https://h:99999/"), std::string("https://h\0.evil/", 16)}) {
     EXPECT_FALSE(Url::Parse(text).ok()) << text;

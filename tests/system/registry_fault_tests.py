@@ -262,7 +262,7 @@ def _(workspace):
     first = FirstOf(every=2)
 
     def fault(handler):
-        if not is_range(handler) or not first((handler.path, handler.headers["Range"])):
+        if not is_range(handler) or not first((handler.path, wanted(handler)[1])):
             return None
 
         def cut(status, headers, body):
@@ -516,7 +516,7 @@ def _(workspace):
 
 
 NGINX = """
-daemon off; worker_processes 1; pid {root}/nginx.pid; error_log {root}/nginx.err;
+daemon off; user root; worker_processes 1; pid {root}/nginx.pid; error_log {root}/nginx.err;
 events {{ worker_connections 512; }}
 http {{
   log_format line '$server_protocol $connection $request_method $uri $status';
@@ -555,7 +555,7 @@ def _(workspace):
         with process(["nginx", "-c", config], port, workspace.path("nginx.out")):
             image = f"docker://localhost:{port}/app"
             check_reads(workspace, image, f"--ca-file={authority.ca}")
-            workspace.lamina("convert", source_layout(workspace, {"x": noise(20 * MIB, 3)}),
+            workspace.lamina("convert", source_layout(workspace, LARGE, name="large"),
                              f"docker://localhost:{port}/pushed", f"--ca-file={authority.ca}")
             workspace.lamina("verify", f"docker://localhost:{port}/pushed",
                              f"--ca-file={authority.ca}")

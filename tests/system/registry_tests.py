@@ -25,9 +25,9 @@ def environment(workspace, **extra):
     return dict(NO_ENVIRONMENT, HOME=str(workspace.path("no-home")), **extra)
 
 
-def source_layout(workspace, files=None, config=None):
-    layout = workspace.path("source")
-    small_image(files or FILES, config).write(layout)
+def source_layout(workspace, files=None, name="source"):
+    layout = workspace.path(name)
+    small_image(files or FILES).write(layout)
     return f"oci:{layout}:latest"
 
 
