@@ -171,7 +171,13 @@ absl::StatusOr<std::unique_ptr<LocalBlob>> BlobStoreImpl::OpenLocal(
   }
   OriginBlob source(descriptor, std::move(origin));
   ASSIGN_OR_RETURN(const BlobTables tables, source.ReadTables());
-  RETURN_IF_ERROR(LocalBlob::Create(directory, descriptor, tables));
+  absl::Status created = LocalBlob::Create(directory, descriptor, tables);
+  if (absl::IsResourceExhausted(created)) {
+    // The disk is full: content of other blobs goes first.
+    shared_.cache->Reclaim(tables.frames.size() + PaddedFileSize(tables.metadata.size()));
+    created = LocalBlob::Create(directory, descriptor, tables);
+  }
+  RETURN_IF_ERROR(created);
   return LocalBlob::Open(directory, descriptor);
 }
 
@@ -216,16 +222,18 @@ BlobStore::Usage BlobStoreImpl::GetUsage() {
   }
   std::ranges::sort(usage.blobs, {}, &BlobUsage::digest);
   usage.used_bytes = shared_.cache->used();
+  usage.evicted_bytes = shared_.cache->evicted();
   usage.limit_bytes = shared_.cache->limit();
   return usage;
 }
 
 absl::Status BlobStoreImpl::Remove(const Digest& digest) {
   const std::string directory = DirectoryOf(digest);
+  // Nobody opens the blob to evict from it meanwhile, and who did has let go of it.
   const auto no_eviction = shared_.cache->PauseEviction();
   const std::shared_ptr<Slot> slot = SlotOf(digest);
-  const std::lock_guard lock(slot->mutex);
-  if (!slot->blob.expired()) {
+  const std::unique_lock lock(slot->mutex, std::try_to_lock);  // taken by who may wait for eviction
+  if (!lock.owns_lock() || !slot->blob.expired()) {
     return absl::FailedPreconditionError(fmt::format("blob {} is in use", digest.ToString()));
   }
   if (directory_.empty() || ::access(directory.c_str(), F_OK) != 0) {

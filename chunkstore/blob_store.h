@@ -88,6 +88,12 @@ class Blob {
   // Attach, since it costs more than attaching: call it when nobody waits any more.
   virtual void ShareChunks() = 0;
 
+  // For a range whose fetch failed with kResourceExhausted, the disk being full: gets it from the data
+  // file where it is there, else from the origin, verified, and keeps nothing. Blocks as long as the
+  // origin takes. The range must be inside the data file.
+  virtual absl::Status ReadThrough(uint64_t offset, std::span<std::byte> into,
+                                   ReadStats& stats) = 0;
+
   // Frames in the data file (verified or not), and their uncompressed bytes.
   virtual uint64_t present_frames() const = 0;
   virtual uint64_t present_bytes() const = 0;
@@ -131,6 +137,7 @@ class BlobStore {
   };
   struct Usage {
     uint64_t used_bytes = 0;       // in all data files
+    uint64_t evicted_bytes = 0;    // since the store was opened
     uint64_t limit_bytes = 0;      // what that may be now, as the limits and the free space have it
     std::vector<BlobUsage> blobs;  // by digest
   };

@@ -322,6 +322,7 @@ uint64_t NodeCache::EvictFrom(CachedBlob& blob, UseTime up_to, uint64_t* frames)
     }
     freed += *evicted;
   }
+  evicted_.fetch_add(freed, std::memory_order_relaxed);
   return freed;
 }
 

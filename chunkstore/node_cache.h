@@ -81,7 +81,8 @@ class NodeCache {
   uint64_t used() const { return used_.load(); }
   // What that may be at the moment, given the free space of the file system.
   uint64_t limit() const { return limit_.load(std::memory_order_relaxed); }
-  const CacheLimits& limits() const { return limits_; }
+  // Bytes evicted so far.
+  uint64_t evicted() const { return evicted_.load(std::memory_order_relaxed); }
   // Bytes that one reader may have fetched ahead of what it asked for: little in a small cache, or
   // they would be evicted before they are used.
   uint64_t allowed_ahead() const { return limit() / 8; }
@@ -177,6 +178,7 @@ class NodeCache {
   std::atomic<UseTime> clock_;
   std::atomic<uint64_t> used_{0};
   std::atomic<uint64_t> reserved_{0};
+  std::atomic<uint64_t> evicted_{0};
   std::atomic<uint64_t> limit_;
   std::atomic<uint64_t> limit_is_of_{0};  // used_ when limit_ was found
   std::once_flag scanned_;

@@ -15,7 +15,7 @@ using std::chrono::steady_clock;
 // On a full disk: what is evicted to write a frame, and how often, if others are faster or need all
 // that there is.
 constexpr uint64_t kFullDiskReclaim = 4 << 20;
-constexpr int kFullDiskAttempts = 20;
+constexpr int kFullDiskAttempts = 3;
 constexpr std::chrono::milliseconds kFullDiskPause(10);
 
 uint64_t BytesOf(const FrameRecord& frame) { return uint64_t{frame.blocks} * kBlockSize; }
@@ -365,6 +365,45 @@ absl::Status StoredBlob::WriteFrame(uint32_t frame, std::span<const std::byte> b
     status = local_->WriteFrame(frame, bytes);
   }
   return status;
+}
+
+absl::Status StoredBlob::ReadThrough(uint64_t offset, std::span<std::byte> into, ReadStats& stats) {
+  std::vector<std::byte> buffer(kFrameSize);
+  const FrameRange range = FramesOf(offset, into.size());
+  for (uint32_t frame = range.first; frame < range.end; ++frame) {
+    const FrameRecord& record = frames()[frame];
+    const uint64_t frame_offset = uint64_t{record.first_block} * kBlockSize;
+    const uint64_t from = std::max(offset, frame_offset);
+    const uint64_t to = std::min(offset + into.size(), frame_offset + BytesOf(record));
+    const std::span<std::byte> part = into.subspan(from - offset, to - from);
+    if (const Hold hold = HoldIfReady(from, part.size()); hold) {
+      RETURN_IF_ERROR(ReadFull(data_fd(), from, part), "{}", name());
+      continue;
+    }
+    RETURN_IF_ERROR(ReadFrameThrough(frame, buffer, stats), "{}: frame {}", name(), frame);
+    std::copy_n(buffer.begin() + static_cast<ptrdiff_t>(from - frame_offset), part.size(),
+                part.begin());
+  }
+  // What lies past the address space.
+  const uint64_t rest =
+      offset + into.size() - std::min(std::max(offset, size()), offset + into.size());
+  std::ranges::fill(into.last(rest), std::byte{0});
+  return absl::OkStatus();
+}
+
+absl::Status StoredBlob::ReadFrameThrough(uint32_t frame, std::span<std::byte> into,
+                                          ReadStats& stats) {
+  const FrameRecord& record = frames()[frame];
+  std::vector<std::byte> compressed(record.length);
+  const RangeRead read{record.offset, compressed};
+  ++stats.origin_requests;
+  RETURN_IF_ERROR(origin_.Read(std::span(&read, 1)));
+  stats.fetched_bytes += compressed.size();
+  ++stats.fetched_frames;
+  RETURN_IF_ERROR(DecodeFrame(record, compressed, into.first(BytesOf(record))), "{}",
+                  origin_.name());
+  stats.decompressed_bytes += BytesOf(record);
+  return absl::OkStatus();
 }
 
 void StoredBlob::Fail(std::span<const uint32_t> frames, const absl::Status& why) {

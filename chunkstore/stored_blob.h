@@ -54,6 +54,7 @@ class StoredBlob : public Blob, public CachedBlob, public std::enable_shared_fro
   void Fetch(uint64_t offset, uint64_t length, Priority priority, std::shared_ptr<ReadStats> stats,
              std::function<void(absl::Status)> done) override;
   void ShareChunks() override;
+  absl::Status ReadThrough(uint64_t offset, std::span<std::byte> into, ReadStats& stats) override;
   uint64_t present_frames() const override { return local_->present().count(); }
   uint64_t present_bytes() const override { return local_->present_bytes(); }
   bool attached() const override { return handles_ > 0; }
@@ -96,6 +97,7 @@ class StoredBlob : public Blob, public CachedBlob, public std::enable_shared_fro
   absl::Status StoreFrame(uint32_t frame, std::span<const std::byte> compressed, const Work& work,
                           NodeCache::Room room);
   absl::Status WriteFrame(uint32_t frame, std::span<const std::byte> bytes);
+  absl::Status ReadFrameThrough(uint32_t frame, std::span<std::byte> into, ReadStats& stats);
   void Fail(std::span<const uint32_t> frames, const absl::Status& why);
   // The first of `frames` that together fit the batch buffer.
   std::span<const uint32_t> FittingBatch(std::span<const uint32_t> frames) const;

@@ -162,6 +162,7 @@ json ToJson(const CacheReport& report) {
   }
   return {{"used_bytes", report.usage.used_bytes},
           {"limit_bytes", report.usage.limit_bytes},
+          {"evicted_bytes", report.usage.evicted_bytes},
           {"images", images},
           {"blobs", blobs}};
 }

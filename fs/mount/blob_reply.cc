@@ -145,7 +145,8 @@ class PendingReply {
     uint64_t offset = 0;
     for (const ContentPiece& piece : self->pieces_) {
       const auto done = [self, &piece, offset](const absl::Status& status) {
-        self->Finish(status.ok() && self->Copy(piece, offset));
+        const bool no_room = absl::IsResourceExhausted(status);
+        self->Finish((status.ok() || no_room) && self->Copy(piece, offset, no_room));
       };
       if (piece.blob == nullptr) {
         done(absl::OkStatus());
@@ -159,13 +160,16 @@ class PendingReply {
   }
 
  private:
-  bool Copy(const ContentPiece& piece, uint64_t offset) {
+  // With `no_room` the piece could not be fetched, for want of room to put it.
+  bool Copy(const ContentPiece& piece, uint64_t offset, bool no_room) {
     {
       std::lock_guard lock(mutex_);
       // Not before: many requests may wait for an origin that does not answer.
       if (buffer_ == nullptr) buffer_ = std::make_unique_for_overwrite<std::byte[]>(length_);
     }
-    const absl::Status status = CopyPiece(piece, {buffer_.get() + offset, piece.length});
+    const std::span<std::byte> into(buffer_.get() + offset, piece.length);
+    const absl::Status status =
+        no_room ? piece.blob->ReadThrough(piece.offset, into, *stats_) : CopyPiece(piece, into);
     if (!status.ok()) spdlog::warn("read failed: {}", std::string(status.message()));
     return status.ok();
   }

@@ -9,6 +9,7 @@
 #include <sys/mount.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -71,6 +72,38 @@ TEST_F(ChunkCopyTest, FillsABlobFromAnotherWithoutItsOrigin) {
   EXPECT_EQ(stats->copied_frames, second->frames().size());
   EXPECT_EQ(stats->fetched_frames, 0u);
   EXPECT_EQ(stats->origin_requests, 0u);
+}
+
+TEST_F(ChunkCopyTest, TheOriginGivesEveryByteOnce) {
+  const auto store = OpenStore(index_);
+  const auto origin = NewOrigin();
+  const auto bytes_read = [&] {
+    uint64_t bytes = 0;
+    for (const auto& [offset, length] : origin->ranges()) bytes += length;
+    origin->ForgetRanges();
+    return bytes;
+  };
+  const auto first = Attach(*store, first_, origin);
+  bytes_read();  // tables
+  ASSERT_TRUE(ReadBlob(*first).ok());
+  const FrameRecord& last = first->frames()[first->frames().size() - 1];
+  EXPECT_EQ(bytes_read(), last.offset + last.length);
+  const auto second = Attach(*store, second_, origin);
+  bytes_read();
+  EXPECT_TRUE(ReadBlob(*second).value() == AddressSpace(second_));
+  EXPECT_EQ(bytes_read(), 0u);
+}
+
+TEST_F(ChunkCopyTest, CopiesWhatEvictionLeftAndFetchesTheRest) {
+  const auto store = OpenStore(index_);
+  const auto first = Attach(*store, first_, NewOrigin());
+  const auto second = Attach(*store, second_, NewOrigin());
+  ASSERT_TRUE(ReadBlob(*first).ok());
+  store->Shrink(first->size() / 2);
+  const auto stats = std::make_shared<ReadStats>();
+  EXPECT_TRUE(ReadBlob(*second, 0, second->size(), stats).value() == AddressSpace(second_));
+  EXPECT_GT(stats->copied_frames, 0u);
+  EXPECT_GT(stats->fetched_frames, 0u);
 }
 
 TEST_F(ChunkCopyTest, CopiesFromABlobThatIsNotAttached) {
@@ -193,6 +226,23 @@ TEST_F(BlockSharingTest, SharesBlocksOfLargeChunks) {
   EXPECT_EQ(stats->copied_frames, second->frames().size());
   EXPECT_LT(stats->written_bytes, second->size() / 2);
   EXPECT_TRUE(HasSharedExtents(LocalPath(second_, "data")));
+}
+
+TEST_F(BlockSharingTest, SharesNoHolesWhileTheSourceIsEvicted) {
+  const auto store = OpenStore(index_);
+  const auto first = Attach(*store, first_, NewOrigin());
+  const auto second = Attach(*store, second_, NewOrigin());
+  const std::string expected = AddressSpace(second_);
+  std::atomic<bool> stop{false};
+  std::thread evictor([&] {
+    while (!stop) store->Shrink(0);
+  });
+  for (int round = 0; round < 30; ++round) {
+    EXPECT_TRUE(ReadLikeAMount(*first, 0, first->size()).ok());
+    EXPECT_TRUE(ReadLikeAMount(*second, 0, second->size()).value_or("") == expected);
+  }
+  stop = true;
+  evictor.join();
 }
 
 }  // namespace

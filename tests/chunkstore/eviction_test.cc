@@ -428,6 +428,31 @@ TEST_F(SmallDiskTest, AFullDiskEvictsInsteadOfFailing) {
   EXPECT_GT(Read(*attached, blob, 0, 100), 40u);
 }
 
+TEST_F(SmallDiskTest, ReadsThroughADiskThatOthersHaveFilled) {
+  const TestBlob blob = AddFrames(20);
+  const auto store = OpenStore(BlobStore::Options{.threads = 4});
+  const auto attached = Attach(*store, blob);
+  Read(*attached, blob, 3, 2);
+  std::ofstream(state() + "/other") << std::string(20 << 20, 'x');
+  store->Shrink(attached->present_bytes() / 2);  // others take what becomes free
+  std::ofstream(state() + "/another") << std::string(20 << 20, 'x');
+  EXPECT_EQ(FreeBytes(), 0u);
+  FetchResult result;
+  attached->Fetch(10 * kFrames, 100, Priority::kForeground, nullptr, result.Callback());
+  const absl::Status status = result.Wait();
+  EXPECT_TRUE(status.ok() || absl::IsResourceExhausted(status)) << status;
+  ReadStats stats;
+  std::string content(kFileAlignment * 3, '\0');
+  content.resize(attached->size() + 1000, 'x');  // some of the padding as well
+  const auto into = std::as_writable_bytes(std::span(content)).subspan(5);
+  ASSERT_TRUE(attached->ReadThrough(5, into, stats).ok());
+  EXPECT_TRUE(content.substr(5) == AddressSpace(blob).substr(5) + std::string(1000, '\0'));
+  EXPECT_EQ(stats.written_bytes, 0u);
+  std::filesystem::remove(state() + "/other");
+  std::filesystem::remove(state() + "/another");
+  Read(*attached, blob, 0, 20);
+}
+
 TEST_F(SmallDiskTest, KeepsSpaceFreeForOthers) {
   const TestBlob blob = AddFrames(100);
   const auto store = OpenStore({.threads = 4, .limits = {.min_free = 8 << 20}});

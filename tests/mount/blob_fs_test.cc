@@ -52,10 +52,16 @@ class FakeBlob final : public chunkstore::Blob {
     changed_.notify_all();
   }
   void ShareChunks() override {}
+  absl::Status ReadThrough(uint64_t, std::span<std::byte> into, ReadStats&) override {
+    if (!reads_through_) return absl::UnavailableError("no origin");
+    std::ranges::fill(into, std::byte{'t'});
+    return absl::OkStatus();
+  }
   uint64_t present_frames() const override { return 0; }
   uint64_t present_bytes() const override { return 0; }
 
   void set_ready(bool ready) { ready_ = ready; }
+  void set_reads_through() { reads_through_ = true; }
   // Answers `count` fetches, waiting for them to come.
   void Answer(size_t count, const absl::Status& status) {
     std::unique_lock lock(mutex_);
@@ -73,6 +79,7 @@ class FakeBlob final : public chunkstore::Blob {
   const chunkstore::LayerDescriptor descriptor_;
   const chunkstore::FrameTable frames_;
   std::atomic<bool> ready_{true};
+  std::atomic<bool> reads_through_{false};
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::function<void(absl::Status)>> waiting_;
@@ -194,6 +201,16 @@ TEST_F(BlobFsTest, AFailedFetchIsEioWhateverTheReason) {
     reader.join();
   }
   EXPECT_EQ(stats_->failed_requests, 4u);
+}
+
+TEST_F(BlobFsTest, ReadsThroughWhatThereIsNoRoomFor) {
+  ASSERT_TRUE(fs_->Add("one", {a_}, stats_).ok());
+  a_->set_ready(false);
+  a_->set_reads_through();
+  std::thread reader([&] { EXPECT_EQ(ReadAt(path("one", 1), 5, 3).value_or(""), "ttt"); });
+  a_->Answer(1, absl::ResourceExhaustedError("disk full"));
+  reader.join();
+  EXPECT_EQ(stats_->failed_requests, 0u);
 }
 
 TEST_F(BlobFsTest, WaitingReadersDoNotHoldUpOthers) {
