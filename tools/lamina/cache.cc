@@ -154,7 +154,8 @@ CLI::App* Add(CLI::App& parent, Action& run, const char* name, const char* descr
 }  // namespace
 
 void AddCache(CLI::App& app, Action& run) {
-  constexpr const char* kImage = "oci:DIR[:TAG], or the digest of a manifest";
+  constexpr const char* kImage =
+      "oci:DIR[:TAG] or docker://HOST/REPOSITORY[:TAG], or the digest of a manifest";
   auto options = std::make_shared<Options>();
   CLI::App* cache =
       app.add_subcommand("cache", "Show and clean up what this machine keeps of images");
