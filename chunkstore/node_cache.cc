@@ -250,7 +250,7 @@ uint64_t NodeCache::EvictTo(uint64_t level, UseTime before, bool insist) {
 uint64_t NodeCache::EvictBytes(uint64_t bytes, UseTime before) {
   uint64_t freed = 0;
   // Frames have different sizes, and some cannot be evicted now: then more are looked at.
-  for (uint64_t frames = FramesFor(bytes); freed < bytes && !stopped_;) {
+  for (uint64_t frames = FramesFor(bytes); freed < bytes && !stopped_ && can_evict_;) {
     bool all = false;
     const uint64_t got = EvictOldest(frames, before, &all);
     freed += got;
@@ -317,6 +317,8 @@ uint64_t NodeCache::EvictFrom(CachedBlob& blob, UseTime up_to, uint64_t* frames)
     rest = rest.subspan(batch.size());
     const absl::StatusOr<uint64_t> evicted = blob.Evict(batch);
     if (!evicted.ok()) {
+      // A file system without holes. What is there stays, and limits cannot be kept.
+      if (absl::IsUnimplemented(evicted.status())) can_evict_ = false;
       spdlog::error("evict: {}", std::string(evicted.status().message()));
       break;
     }

@@ -191,6 +191,7 @@ class NodeCache {
   // When nothing was found to evict, and what was used then. Guarded by evict_mutex_.
   std::chrono::steady_clock::time_point in_vain_at_;
   uint64_t in_vain_used_ = 0;
+  bool can_evict_ = true;  // guarded by it, too
   std::atomic<bool> stopped_{false};
 
   std::mutex wake_mutex_;

@@ -172,6 +172,7 @@ void StoredBlob::Fetch(uint64_t offset, uint64_t length, Priority priority,
                                            length, offset, local_->data_size())));
     return;
   }
+  const auto self = shared_from_this();  // `done` may let go of the caller's handle
   const FrameRange range = FramesOf(offset, length);
   MarkUsed(range);
   scheduler_.Fetch(range.first, range.end, priority, origin_.preferred_request_size(),
