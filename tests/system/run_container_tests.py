@@ -25,7 +25,7 @@ def busybox_image(workspace, destination="converted", **config):
     image.config.update(config)
     with image.layer(suffix="") as layer:
         layer.file("bin/busybox", busybox, mode=0o755)
-        for name in ("sh", "cat", "id", "env", "pwd", "echo", "sleep", "kill", "true"):
+        for name in ("sh", "cat", "id", "env", "pwd", "echo", "sleep", "kill", "true", "["):
             layer.symlink(f"bin/{name}", "busybox")
         layer.file("etc/passwd", PASSWD)
         layer.file("etc/group", GROUP)
@@ -45,6 +45,19 @@ def _(workspace):
     result = run(workspace, image, "echo", "hello", "two words", "--flag")
     check_equal(result.stdout, "hello two words --flag\n", "standard output")
     check_equal(result.stderr, "", "standard error")
+
+
+@test("run.arguments-reach-the-container-as-they-are")
+def _(workspace):
+    image = busybox_image(workspace)
+    script = 'for a in "$@"; do echo "<$a>"; done'
+    arguments = ["[a,b]", "[ -f /x ]", "[]", "{}", "", "%%", "--", "--json", "-x", "a b", "x=[1]"]
+    for separator in ((), ("--",)):
+        result = workspace.lamina("run", image, f"--state={workspace.state}", *separator, "sh", "-c",
+                                  script, "name", *arguments)
+        check_equal(result.stdout.splitlines(), [f"<{a}>" for a in arguments], "the arguments")
+    workspace.lamina("run", f"--state={workspace.state}", "--", image, "sh", "-c",
+                     "[ -f /etc/passwd ]")
 
 
 @test("run.gives-the-exit-code")

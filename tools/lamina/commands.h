@@ -32,15 +32,17 @@ void AddConvert(CLI::App& app, Action& run);
 void AddMount(CLI::App& app, Action& run);
 void AddUmount(CLI::App& app, Action& run);
 void AddStats(CLI::App& app, Action& run);
-void AddRun(CLI::App& app, Action& run);
+// `command` is the container's, cut out of the arguments by CutRunCommand.
+void AddRun(CLI::App& app, std::vector<std::string> command, Action& run);
 void AddInspect(CLI::App& app, Action& run);
 void AddVerify(CLI::App& app, Action& run);
 void AddServe(CLI::App& app, Action& run);
 void AddCache(CLI::App& app, Action& run);
 
-// Puts "--" before the container's command in the arguments of `lamina run`, so that options of
-// that command are not taken for ours: "run IMAGE ls -l" becomes "run IMAGE -- ls -l".
-void MarkRunCommand(std::vector<std::string>& arguments);
+// Cuts the container's command and arguments out of those of `lamina run` and returns them: what
+// follows the image, without a "--" before it. CLI11 must not see them: it would take their options
+// for ours, and splits an argument such as "[a,b]" in two.
+std::vector<std::string> CutRunCommand(std::vector<std::string>& arguments);
 
 // An image reference with the path in it, if there is one, made absolute, for the engine, which has
 // another working directory.

@@ -58,6 +58,8 @@ int main(int argc, char** argv) {
   spdlog::set_pattern("lamina: %v");
   spdlog::set_level(spdlog::level::warn);
 
+  std::vector<std::string> arguments(argv + 1, argv + argc);
+  std::vector<std::string> container_command = lamina::cli::CutRunCommand(arguments);
   CLI::App app("Starts OCI images at once by reading only what is used.", "lamina");
   app.require_subcommand(1);
   app.set_version_flag("--version", LAMINA_VERSION);
@@ -69,15 +71,13 @@ int main(int argc, char** argv) {
   lamina::cli::AddConvert(app, run);
   lamina::cli::AddMount(app, run);
   lamina::cli::AddUmount(app, run);
-  lamina::cli::AddRun(app, run);
+  lamina::cli::AddRun(app, std::move(container_command), run);
   lamina::cli::AddInspect(app, run);
   lamina::cli::AddVerify(app, run);
   lamina::cli::AddStats(app, run);
   lamina::cli::AddServe(app, run);
   lamina::cli::AddCache(app, run);
 
-  std::vector<std::string> arguments(argv + 1, argv + argc);
-  lamina::cli::MarkRunCommand(arguments);
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
   try {
     app.parse(std::move(arguments));

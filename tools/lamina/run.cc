@@ -127,10 +127,17 @@ absl::StatusOr<int> Run(Options& options) {
   return exit_code;
 }
 
+bool TakesValue(std::string_view option) {
+  return option == "--state" || option == "--writable-dir" || option == "--cache" ||
+         option == "--cache-size" || option == "--cache-free" || option == "--creds" ||
+         option == "--mirror" || option == "--ca-file";
+}
+
 }  // namespace
 
-void AddRun(CLI::App& app, Action& run) {
+void AddRun(CLI::App& app, std::vector<std::string> command_line, Action& run) {
   auto options = std::make_shared<Options>();
+  options->command = std::move(command_line);
   CLI::App* command = app.add_subcommand(
       "run", "Run a command of an image in a container (crun), on a writable overlay");
   command->add_option("image", options->image, kImageHelp)->required();
@@ -140,30 +147,34 @@ void AddRun(CLI::App& app, Action& run) {
   AddStateOption(*command, options->state);
   AddCacheOptions(*command, options->cache);
   command->add_flag("--json", options->json, "Print a summary on standard error at the end");
+  // Only for the help: CutRunCommand has taken it out.
   command->add_option(
-      "command", options->command,
+      "command",
       "Command and arguments, in place of the image's; its entrypoint, environment, "
       "user and working directory are kept");
   command->callback([options, &run] { run = [options] { return Run(*options); }; });
 }
 
-void MarkRunCommand(std::vector<std::string>& arguments) {
-  if (arguments.empty() || arguments[0] != "run") return;
+std::vector<std::string> CutRunCommand(std::vector<std::string>& arguments) {
+  if (arguments.empty() || arguments[0] != "run") return {};
   bool image_seen = false;
-  for (auto it = arguments.begin() + 1; it != arguments.end() && *it != "--"; ++it) {
-    const bool takes_value = *it == "--state" || *it == "--writable-dir" || *it == "--cache" ||
-                             *it == "--cache-size" || *it == "--cache-free" || *it == "--creds" ||
-                             *it == "--mirror" || *it == "--ca-file";
-    if (takes_value) {
-      if (++it == arguments.end()) return;
-    } else if (!it->starts_with('-')) {
-      if (image_seen) {
-        arguments.insert(it, "--");
-        return;
-      }
+  bool options_over = false;
+  auto it = arguments.begin() + 1;
+  for (; it != arguments.end(); ++it) {
+    if (!options_over && *it == "--") {
+      if (image_seen) break;
+      options_over = true;
+    } else if (!options_over && TakesValue(*it)) {
+      if (++it == arguments.end()) return {};
+    } else if (options_over || !it->starts_with('-')) {
+      if (image_seen) break;
       image_seen = true;
     }
   }
+  std::vector<std::string> command(it, arguments.end());
+  arguments.erase(it, arguments.end());
+  if (!options_over && !command.empty() && command[0] == "--") command.erase(command.begin());
+  return command;
 }
 
 }  // namespace lamina::cli
