@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/oci_bundle.h"
 
+#include <absl/strings/escaping.h>
 #include <fcntl.h>
 #include <linux/openat2.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -10,7 +12,7 @@
 #include <cerrno>
 #include <charconv>
 #include <nlohmann/json.hpp>
-#include <optional>
+#include <tuple>
 
 #include "chunkstore/base/file.h"
 
@@ -25,16 +27,29 @@ constexpr uint64_t kMaxAccountFile = 16 << 20;
 constexpr std::string_view kDefaultPath =
     "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
+// The largest id, as of Docker. All ones means "no change" to setresuid(2), and runs as root.
+constexpr uint32_t kMaxId = 0x7fffffff;
+
 // A file of the image, or "" if there is none.
 absl::StatusOr<std::string> ReadInRoot(const std::string& rootfs, const char* path) {
   ASSIGN_OR_RETURN(const UniqueFd root, OpenFile(rootfs, O_PATH | O_DIRECTORY));
-  open_how how = {.flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK, .resolve = RESOLVE_IN_ROOT};
-  const UniqueFd fd(static_cast<int>(::syscall(SYS_openat2, root.get(), path, &how, sizeof(how))));
-  if (!fd.valid()) {
+  // O_PATH: opening a device or FIFO may already do something, or wait. The image chose its type.
+  open_how how = {.flags = O_PATH | O_CLOEXEC, .resolve = RESOLVE_IN_ROOT};
+  const UniqueFd place(
+      static_cast<int>(::syscall(SYS_openat2, root.get(), path, &how, sizeof(how))));
+  if (!place.valid()) {
     if (errno == ENOENT || errno == ENOTDIR) return std::string();
     return ErrnoStatus(errno, fmt::format("open {} of the image", path));
   }
-  ASSIGN_OR_RETURN(const uint64_t size, FileSize(fd.get()));
+  struct stat info {};
+  if (::fstat(place.get(), &info) != 0) return ErrnoStatus(errno, fmt::format("fstat {}", path));
+  if (!S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(fmt::format("{} of the image is not a regular file", path));
+  }
+  ASSIGN_OR_RETURN(const UniqueFd fd,
+                   OpenFile(fmt::format("/proc/self/fd/{}", place.get()), O_RDONLY),
+                   "{} of the image", path);
+  const auto size = static_cast<uint64_t>(info.st_size);
   if (size > kMaxAccountFile) {
     return absl::ResourceExhaustedError(fmt::format("{} of the image has {} bytes", path, size));
   }
@@ -54,33 +69,61 @@ std::vector<std::string_view> Split(std::string_view text, char separator) {
   }
 }
 
-std::optional<uint32_t> ParseId(std::string_view text) {
+bool IsNumber(std::string_view text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+// `what` names the id in errors.
+absl::StatusOr<uint32_t> ParseId(std::string_view text, std::string_view what) {
   uint32_t id = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), id);
-  if (error != std::errc() || end != text.data() + text.size() || text.empty()) return std::nullopt;
+  if (!IsNumber(text) || error != std::errc() || id > kMaxId) {
+    return absl::InvalidArgumentError(
+        fmt::format("{} '{}' is not a number from 0 to {}", what, text, kMaxId));
+  }
   return id;
 }
 
-// passwd(5): name:password:uid:gid:...; group(5): name:password:gid:member,member
-using Table = std::vector<std::vector<std::string_view>>;
+// passwd(5): name:password:uid:gid:gecos:home:shell; group(5): name:password:gid:member,member
+using Row = std::vector<std::string_view>;
+using Table = std::vector<Row>;
 
 Table ParseTable(std::string_view text, size_t fields) {
   Table table;
   for (const std::string_view line : Split(text, '\n')) {
-    std::vector<std::string_view> row = Split(line, ':');
+    Row row = Split(line, ':');
     if (row.size() >= fields) table.push_back(std::move(row));
   }
   return table;
 }
 
-// The row whose name, or whose number in column 2, is `key`.
-const std::vector<std::string_view>* FindRow(const Table& table, std::string_view key) {
-  const auto named =
-      std::find_if(table.begin(), table.end(), [key](const auto& row) { return row[0] == key; });
-  if (named != table.end()) return &*named;
-  const auto numbered =
-      std::find_if(table.begin(), table.end(), [key](const auto& row) { return row[2] == key; });
-  return numbered == table.end() ? nullptr : &*numbered;
+// The first row whose number, in column 2, is `key`, or whose name is if that is not a number.
+const Row* FindRow(const Table& table, std::string_view key) {
+  const size_t column = IsNumber(key) ? 2 : 0;
+  const auto found =
+      std::find_if(table.begin(), table.end(), [&](const Row& row) { return row[column] == key; });
+  return found == table.end() ? nullptr : &*found;
+}
+
+absl::StatusOr<uint32_t> ResolveGroup(const Table& groups, std::string_view group) {
+  if (const Row* row = FindRow(groups, group); row != nullptr) {
+    return ParseId((*row)[2], fmt::format("group '{}' of the image: gid", group));
+  }
+  if (IsNumber(group)) return ParseId(group, "group of the image");
+  return absl::NotFoundError(
+      fmt::format("group '{}' of the image is not in its /etc/group", group));
+}
+
+// A configuration for crun is JSON, which has no way to write other bytes.
+absl::Status CheckUtf8(const std::string& text, std::string_view what) {
+  try {
+    std::ignore = json(text).dump();
+  } catch (const json::type_error&) {
+    return absl::InvalidArgumentError(
+        fmt::format("{} \"{}\" is not UTF-8: a container's configuration cannot have it", what,
+                    absl::CHexEscape(text)));
+  }
+  return absl::OkStatus();
 }
 
 json Mount(std::string_view target, std::string_view type, std::vector<std::string> options) {
@@ -110,42 +153,42 @@ json Capabilities() {
 }  // namespace
 
 absl::StatusOr<User> ResolveUser(const std::string& rootfs, std::string_view user) {
-  if (user.empty()) user = "0";
-  const std::vector<std::string_view> parts = Split(user, ':');
+  const Row parts = Split(user, ':');
   if (parts.size() > 2) {
     return absl::InvalidArgumentError(fmt::format("user '{}' of the image has two colons", user));
   }
+  const std::string_view name = parts[0].empty() ? "0" : parts[0];
   ASSIGN_OR_RETURN(const std::string passwd_text, ReadInRoot(rootfs, "etc/passwd"));
   ASSIGN_OR_RETURN(const std::string group_text, ReadInRoot(rootfs, "etc/group"));
-  const Table groups = ParseTable(group_text, 4);
   const Table accounts = ParseTable(passwd_text, 4);
+  const Table groups = ParseTable(group_text, 3);
 
   User result;
-  const std::vector<std::string_view>* account = FindRow(accounts, parts[0]);
-  const std::optional<uint32_t> uid = ParseId(account != nullptr ? (*account)[2] : parts[0]);
-  if (!uid.has_value()) {
+  const Row* account = FindRow(accounts, name);
+  if (account != nullptr) {
+    const std::string of_user = fmt::format("user '{}' of the image", name);
+    ASSIGN_OR_RETURN(result.uid, ParseId((*account)[2], of_user + ": uid"));
+    ASSIGN_OR_RETURN(result.gid, ParseId((*account)[3], of_user + ": gid"));
+    if (account->size() > 5 && !(*account)[5].empty()) result.home = (*account)[5];
+  } else if (IsNumber(name)) {
+    ASSIGN_OR_RETURN(result.uid, ParseId(name, "user of the image"));
+  } else {
     return absl::NotFoundError(
-        fmt::format("user '{}' of the image is not in its /etc/passwd", parts[0]));
+        fmt::format("user '{}' of the image is not in its /etc/passwd", name));
   }
-  result.uid = *uid;
-  if (account != nullptr) result.gid = ParseId((*account)[3]).value_or(0);
-  if (parts.size() == 2) {
-    const std::vector<std::string_view>* group = FindRow(groups, parts[1]);
-    const std::optional<uint32_t> gid = ParseId(group != nullptr ? (*group)[2] : parts[1]);
-    if (!gid.has_value()) {
-      return absl::NotFoundError(
-          fmt::format("group '{}' of the image is not in its /etc/group", parts[1]));
-    }
-    result.gid = *gid;
+  if (parts.size() == 2 && !parts[1].empty()) {
+    ASSIGN_OR_RETURN(result.gid, ResolveGroup(groups, parts[1]));
     return result;
   }
   // Without a group in `user`, the account is a member of what /etc/group says.
   if (account == nullptr) return result;
-  for (const std::vector<std::string_view>& group : groups) {
-    const std::vector<std::string_view> members = Split(group[3], ',');
-    const std::optional<uint32_t> gid = ParseId(group[2]);
-    const bool member = std::find(members.begin(), members.end(), (*account)[0]) != members.end();
-    if (member && gid.has_value() && *gid != result.gid) result.additional_gids.push_back(*gid);
+  for (const Row& group : groups) {
+    if (group.size() < 4) continue;
+    const Row members = Split(group[3], ',');
+    if (std::find(members.begin(), members.end(), (*account)[0]) == members.end()) continue;
+    ASSIGN_OR_RETURN(const uint32_t gid,
+                     ParseId(group[2], fmt::format("group '{}' of the image: gid", group[0])));
+    if (gid != result.gid) result.additional_gids.push_back(gid);
   }
   return result;
 }
@@ -160,14 +203,20 @@ absl::StatusOr<std::string> BundleConfig(const BundleOptions& options) {
     return absl::InvalidArgumentError(
         "the image has no entrypoint and no command: say what to run after --");
   }
+  for (const std::string& argument : arguments) RETURN_IF_ERROR(CheckUtf8(argument, "argument"));
   ASSIGN_OR_RETURN(const User user, ResolveUser(options.rootfs, image.user));
 
   std::vector<std::string> environment = image.environment;
-  const bool has_path =
-      std::any_of(environment.begin(), environment.end(),
-                  [](const std::string& entry) { return entry.starts_with("PATH="); });
-  if (!has_path) environment.emplace_back(kDefaultPath);
+  const auto has = [&environment](std::string_view variable) {
+    return std::any_of(environment.begin(), environment.end(),
+                       [variable](const auto& entry) { return entry.starts_with(variable); });
+  };
+  if (!has("PATH=")) environment.emplace_back(kDefaultPath);
+  // crun would look it up in the image's /etc/passwd, opening whatever that is.
+  if (!has("HOME=")) environment.push_back("HOME=" + user.home);
   if (options.terminal) environment.emplace_back("TERM=xterm");
+  for (const std::string& entry : environment) RETURN_IF_ERROR(CheckUtf8(entry, "variable"));
+  RETURN_IF_ERROR(CheckUtf8(image.working_directory, "working directory"));
 
   const json config = {
       {"ociVersion", "1.0.2"},
@@ -193,7 +242,7 @@ absl::StatusOr<std::string> BundleConfig(const BundleOptions& options) {
         {"readonlyPaths",
          {"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}}}},
   };
-  return config.dump(2, ' ', false, json::error_handler_t::replace);
+  return config.dump(2);
 }
 
 }  // namespace lamina::backends

@@ -19,11 +19,14 @@ struct User {
   uint32_t uid = 0;
   uint32_t gid = 0;
   std::vector<uint32_t> additional_gids;
+  std::string home = "/";
 };
 
-// Resolves the `user` of an image configuration ("", "name", "uid", "name:group", "uid:gid")
-// against etc/passwd and etc/group below `rootfs`; symbolic links there are followed inside rootfs
-// only. kNotFound, naming what is missing, for a name that is not listed.
+// Resolves the `user` of an image configuration ("", "name", "uid", "name:group", "uid:gid"; either
+// side of the colon may be empty) against etc/passwd and etc/group below `rootfs`, as Docker does:
+// what is a number is an id, listed or not, never a name. Symbolic links are followed inside rootfs
+// only, and nothing but a regular file is opened. kNotFound, naming what is missing, for a name that
+// is not listed; kInvalidArgument for ids that are not below 2^31.
 absl::StatusOr<User> ResolveUser(const std::string& rootfs, std::string_view user);
 
 struct BundleOptions {
@@ -36,7 +39,7 @@ struct BundleOptions {
 
 // The text of config.json: pid, mount, ipc and uts namespaces, the host's network, the capabilities
 // and masked paths that container engines give by default. Fails if neither image nor options say
-// what to run.
+// what to run, and with kInvalidArgument if an argument or variable is not UTF-8.
 absl::StatusOr<std::string> BundleConfig(const BundleOptions& options);
 
 }  // namespace lamina::backends

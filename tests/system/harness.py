@@ -105,7 +105,8 @@ class Workspace:
         stdout and stderr as text."""
         options.setdefault("timeout", COMMAND_TIMEOUT)
         options.setdefault("stdin", subprocess.DEVNULL)
-        command = [program("LAMINA"), *map(str, arguments)]
+        command = [program("LAMINA"),
+                   *(a if isinstance(a, bytes) else str(a) for a in arguments)]
         # Files, not pipes: the server process may keep them open after the command has ended.
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             try:

@@ -124,6 +124,19 @@ def _(workspace):
     check("ghost" in result.stderr, f"the error does not name the user: {result.stderr}")
 
 
+@test("run.user-with-the-id-of-nobody-at-all-is-not-root")
+def _(workspace):
+    result = run(workspace, busybox_image(workspace, User="4294967295"), "id", status=1)
+    check("4294967295" in result.stderr and not result.stdout, f"it ran: {result}")
+
+
+@test("run.bytes-that-json-cannot-carry-are-refused")
+def _(workspace):
+    image = busybox_image(workspace)
+    result = run(workspace, image, "echo", b"caf\xe9", status=1)
+    check("not UTF-8" in result.stderr, result.stderr)
+
+
 @test("run.entrypoint-and-command")
 def _(workspace):
     image = busybox_image(workspace, Entrypoint=["echo", "entry"], Cmd=["default"])
