@@ -64,9 +64,9 @@ absl::Status CheckMetadataSize(const Section& metadata) {
     return Damaged("uncompressed length is {}, more than the {} allowed", size, kMaxMetadataSize);
   }
   // The quotient cannot overflow as the product might.
-  if (size > kFreeMetadataSize && size / kMaxMetadataRatio > metadata.length) {
-    return Damaged("uncompressed length is {}, more than {} times the {} bytes stored", size,
-                   kMaxMetadataRatio, metadata.length);
+  if (const uint64_t ratio = MaxMetadataRatio(size); size / ratio > metadata.length) {
+    return Damaged("uncompressed length is {}, more than {} times the {} bytes stored", size, ratio,
+                   metadata.length);
   }
   return absl::OkStatus();
 }

@@ -149,8 +149,7 @@ absl::StatusOr<StoredMetadata> CompressMetadata(std::span<const std::byte> metad
   if (ZSTD_isError(length)) {
     return absl::InternalError(fmt::format("compress metadata: {}", ZSTD_getErrorName(length)));
   }
-  const bool bomb =
-      metadata.size() > kFreeMetadataSize && metadata.size() / kMaxMetadataRatio > length;
+  const bool bomb = metadata.size() / MaxMetadataRatio(metadata.size()) > length;
   if (length >= metadata.size() || bomb) return StoredMetadata{.bytes = metadata};
   const std::span<const std::byte> bytes(buffer.get(), length);
   return StoredMetadata{.buffer = std::move(buffer), .bytes = bytes, .compressed = true};

@@ -30,10 +30,18 @@ inline constexpr uint32_t kMaxBlocks = UINT32_MAX;
 
 // Limits on what is accepted from outside.
 inline constexpr uint64_t kMaxMetadataSize = uint64_t{4} << 30;
-// Metadata that claims to be larger than kFreeMetadataSize must be at most this many times its
-// compressed size: real metadata is 3 to 20 times, a bomb up to 30,000 times.
+// Metadata that claims to be larger than kFreeMetadataSize must be at most kMaxMetadataRatio times
+// its compressed size, and if larger than kLargeMetadataSize at most kMaxLargeMetadataRatio times:
+// real metadata is 3 to 20 times, a bomb up to 30,000 times.
 inline constexpr uint64_t kMaxMetadataRatio = 256;
 inline constexpr uint64_t kFreeMetadataSize = 16 << 20;
+inline constexpr uint64_t kMaxLargeMetadataRatio = 64;
+inline constexpr uint64_t kLargeMetadataSize = 256 << 20;
+// How many times its compressed size metadata of `size` bytes may be.
+constexpr uint64_t MaxMetadataRatio(uint64_t size) {
+  if (size <= kFreeMetadataSize) return UINT64_MAX;
+  return size <= kLargeMetadataSize ? kMaxMetadataRatio : kMaxLargeMetadataRatio;
+}
 // zstd window that a reader must provide for metadata, at most.
 inline constexpr uint64_t kMaxWindowSize = 8 << 20;
 inline constexpr uint32_t kMaxFrames = 1 << 28;

@@ -122,7 +122,15 @@ std::vector<TableLie> AllTableLies() {
          t.metadata.flags = kSectionCompressed;
          t.metadata.uncompressed_length = kMaxMetadataSize;
        },
-       fmt::format("metadata: uncompressed length is 4294967296, more than 256 times the {} bytes "
+       fmt::format("metadata: uncompressed length is 4294967296, more than 64 times the {} bytes "
+                   "stored",
+                   stored)},
+      {"MetadataSmallerBomb",
+       [](Table& t) {
+         t.metadata.flags = kSectionCompressed;
+         t.metadata.uncompressed_length = kLargeMetadataSize;
+       },
+       fmt::format("metadata: uncompressed length is 268435456, more than 256 times the {} bytes "
                    "stored",
                    stored)},
       {"MetadataFlags", [](Table& t) { t.metadata.flags = 2; },
