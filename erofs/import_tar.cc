@@ -11,6 +11,7 @@
 #include "erofs/merge.h"
 #include "erofs/posix_acl.h"
 #include "erofs/tar_reader.h"
+#include "erofs/tree_memory.h"
 
 namespace lamina::erofs {
 namespace {
@@ -27,11 +28,6 @@ constexpr size_t kMaxDepth = kMaxPathLength / 2 + 1;
 // As the kernel (path_resolution(7)), and how many names may be looked up for one entry.
 constexpr int kMaxSymlinks = 40;
 constexpr size_t kMaxSteps = 2 * kMaxPathLength;
-// Memory that the tree of an archive may take, by estimate. A small compressed archive can hold
-// millions of entries and a megabyte of xattrs for each.
-constexpr uint64_t kMaxTreeMemory = uint64_t{1} << 30;
-constexpr uint64_t kEntryMemory = 200;
-constexpr uint64_t kXattrMemory = 64;
 
 // `path` without empty and "." parts and with ".." taken back, from the root on: neither a leading
 // slash nor any ".." leads out of it. This is done on the text alone, as containerd does. Empty for
@@ -94,7 +90,6 @@ class TarImporter {
   void Remove(InodeIndex parent, std::string_view name);
   absl::Status ApplyWhiteouts();
   absl::Status Charge(uint64_t bytes);
-  absl::Status Charge(const Inode& inode, std::string_view name);
 
   TarReader reader_;
   ContentSink& sink_;
@@ -126,6 +121,8 @@ absl::StatusOr<Tree> TarImporter::Run() {
 }
 
 absl::Status TarImporter::Add(TarEntry& entry) {
+  // Also for entries that are not kept: a global header gives each the same xattrs anew.
+  RETURN_IF_ERROR(Charge(XattrMemory(entry.inode)));
   if (entry.path.size() > kMaxPathLength) {
     return absl::InvalidArgumentError(
         fmt::format("path of {} bytes, at most {}", entry.path.size(), kMaxPathLength));
@@ -179,7 +176,7 @@ absl::Status TarImporter::SetRoot(TarEntry& entry) {
     return absl::InvalidArgumentError("the root can only be a directory");
   }
   RETURN_IF_ERROR(NormalizeXattrs(entry.inode));
-  RETURN_IF_ERROR(Charge(entry.inode, {}));
+  RETURN_IF_ERROR(Charge(kEntryMemory));
   UpdateDirectory(Tree::kRoot, std::move(entry.inode));
   return absl::OkStatus();
 }
@@ -216,7 +213,7 @@ absl::Status TarImporter::AddInode(TarEntry& entry, InodeIndex parent, std::stri
   if (inode.is_regular() && inode.size > 0) {
     ASSIGN_OR_RETURN(inode.extents, StoreContent(entry));
   }
-  RETURN_IF_ERROR(Charge(inode, name));
+  RETURN_IF_ERROR(Charge(EntryMemory(inode, name)));
 
   const std::optional<InodeIndex> existing = tree_.Find(parent, name);
   if (existing && inode.is_directory() && tree_.inode(*existing).is_directory()) {
@@ -288,7 +285,7 @@ absl::StatusOr<InodeIndex> TarImporter::WalkTo(std::string_view path, Walk walk)
       }
       Inode implied;
       implied.mode = S_IFDIR | 0755;
-      RETURN_IF_ERROR(Charge(implied, part));
+      RETURN_IF_ERROR(Charge(EntryMemory(implied, part)));
       ASSIGN_OR_RETURN(next, tree_.Create(directory, part, std::move(implied)));
       implied_directories_.insert(*next);
     }
@@ -342,15 +339,6 @@ absl::Status TarImporter::Charge(uint64_t bytes) {
   if (memory_ <= kMaxTreeMemory) return absl::OkStatus();
   return absl::ResourceExhaustedError(fmt::format(
       "the archive's files and attributes take more than {} bytes of memory", kMaxTreeMemory));
-}
-
-absl::Status TarImporter::Charge(const Inode& inode, std::string_view name) {
-  uint64_t bytes = kEntryMemory + name.size() + inode.target.size();
-  bytes += inode.extents.size() * sizeof(Extent);
-  for (const Xattr& xattr : inode.xattrs) {
-    bytes += kXattrMemory + xattr.name.size() + xattr.value.size();
-  }
-  return Charge(bytes);
 }
 
 }  // namespace

@@ -118,6 +118,10 @@ absl::Status PaxFields::Parse(std::string_view records) {
     const std::string_view key = record.substr(0, equals);
     RETURN_IF_ERROR(Apply(key, record.substr(equals + 1)), "extended header: {}",
                     absl::CHexEscape({key.data(), key.size()}));
+    if (xattrs_.size() + libarchive_xattrs_.size() > 2 * kMaxPaxXattrs) {
+      return absl::ResourceExhaustedError(
+          fmt::format("extended header with more than {} xattrs", kMaxPaxXattrs));
+    }
   }
   if (sparse_offset_)
     return absl::InvalidArgumentError("extended header: sparse run has no length");
@@ -232,14 +236,42 @@ bool PaxFields::describes_one_file() const {
          sparse_map;
 }
 
-absl::StatusOr<std::vector<Xattr>> PaxFields::TakeXattrs() {
+PaxFields PaxFields::WithoutXattrs() const {
+  PaxFields copy;
+  copy.path = path;
+  copy.link_path = link_path;
+  copy.size = size;
+  copy.uid = uid;
+  copy.gid = gid;
+  copy.mtime = mtime;
+  copy.sparse_path = sparse_path;
+  copy.sparse_size = sparse_size;
+  copy.sparse_major = sparse_major;
+  copy.sparse_minor = sparse_minor;
+  copy.sparse_map = sparse_map;
+  return copy;
+}
+
+uint64_t PaxFields::xattr_bytes() const {
+  uint64_t bytes = access_acl_.value_or("").size() + default_acl_.value_or("").size();
+  for (const auto* xattrs : {&xattrs_, &libarchive_xattrs_}) {
+    for (const auto& [name, value] : *xattrs) bytes += name.size() + value.size();
+  }
+  return bytes;
+}
+
+absl::StatusOr<std::vector<Xattr>> PaxFields::TakeXattrs(const PaxFields& globals) {
+  xattrs_.insert(globals.xattrs_.begin(), globals.xattrs_.end());
+  libarchive_xattrs_.insert(globals.libarchive_xattrs_.begin(), globals.libarchive_xattrs_.end());
+  const std::string access_acl = access_acl_.value_or(globals.access_acl_.value_or(""));
+  const std::string default_acl = default_acl_.value_or(globals.default_acl_.value_or(""));
   // The binary form of an ACL wins over the text, as GNU tar sets it last.
-  if (!access_acl_.empty()) {
-    ASSIGN_OR_RETURN(const PosixAcl acl, ParseAclText(access_acl_), "access ACL");
+  if (!access_acl.empty()) {
+    ASSIGN_OR_RETURN(const PosixAcl acl, ParseAclText(access_acl), "access ACL");
     xattrs_.try_emplace(std::string(kAccessAclXattr), FormatAclXattr(acl));
   }
-  if (!default_acl_.empty()) {
-    ASSIGN_OR_RETURN(const PosixAcl acl, ParseAclText(default_acl_), "default ACL");
+  if (!default_acl.empty()) {
+    ASSIGN_OR_RETURN(const PosixAcl acl, ParseAclText(default_acl), "default ACL");
     xattrs_.try_emplace(std::string(kDefaultAclXattr), FormatAclXattr(acl));
   }
   // libarchive writes both forms of every xattr. Its own one is the fallback.

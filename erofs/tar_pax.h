@@ -25,6 +25,9 @@ struct SparseRun {
 // More runs than this in one file are refused: it bounds the memory that a map takes.
 inline constexpr size_t kMaxSparseRuns = 1 << 20;
 
+// And more xattrs: listxattr(2) gives 64 KiB of names at the most, of 8 bytes and up.
+inline constexpr size_t kMaxPaxXattrs = 8192;
+
 // "123", "-1.5" and the like, to nanoseconds, rounded down.
 absl::StatusOr<Timestamp> ParsePaxTime(std::string_view text);
 
@@ -41,8 +44,13 @@ class PaxFields {
 
   // Whether something is set that belongs to one file only, and so not in a global header.
   bool describes_one_file() const;
-  // Gives the xattrs and ACLs together away, under the names that the kernel knows, sorted.
-  absl::StatusOr<std::vector<Xattr>> TakeXattrs();
+  // A copy with all but the xattrs and ACLs, which TakeXattrs adds from where they are.
+  PaxFields WithoutXattrs() const;
+  // Gives the xattrs and ACLs together away, under the names that the kernel knows, sorted. Those
+  // that are not given come from `globals`.
+  absl::StatusOr<std::vector<Xattr>> TakeXattrs(const PaxFields& globals);
+  // Bytes of names and values of the xattrs and ACLs.
+  uint64_t xattr_bytes() const;
 
   std::optional<std::string> path;
   std::optional<std::string> link_path;
@@ -65,8 +73,8 @@ class PaxFields {
 
   std::map<std::string, std::string, std::less<>> xattrs_;             // SCHILY.xattr
   std::map<std::string, std::string, std::less<>> libarchive_xattrs_;  // LIBARCHIVE.xattr
-  std::string access_acl_;
-  std::string default_acl_;
+  std::optional<std::string> access_acl_;
+  std::optional<std::string> default_acl_;
   std::optional<uint64_t> sparse_offset_;  // of a run whose length is in the next record
 };
 

@@ -259,6 +259,11 @@ absl::Status TarReader::ReadGlobalHeader(const TarHeader& header) {
   if (globals_.describes_one_file()) {
     return absl::InvalidArgumentError("global extended header with a path, link or size");
   }
+  // Several of them add up.
+  if (globals_.xattr_bytes() > kMaxSpecialBody) {
+    return absl::ResourceExhaustedError(
+        fmt::format("global xattrs of more than {} bytes", kMaxSpecialBody));
+  }
   return absl::OkStatus();
 }
 
@@ -280,7 +285,7 @@ absl::StatusOr<std::string> TarReader::ReadSpecialBody(const TarHeader& header) 
 }
 
 absl::StatusOr<TarEntry> TarReader::MakeEntry(const TarHeader& header, Prelude prelude) {
-  PaxFields pax = globals_;
+  PaxFields pax = globals_.WithoutXattrs();
   if (prelude.records) RETURN_IF_ERROR(pax.Parse(*prelude.records));
 
   TarEntry entry;
@@ -294,10 +299,12 @@ absl::StatusOr<TarEntry> TarReader::MakeEntry(const TarHeader& header, Prelude p
 
   RETURN_IF_ERROR(SetType(header, entry, std::move(link)));
   RETURN_IF_ERROR(SetOwnerAndTimes(header, pax, entry.inode));
-  ASSIGN_OR_RETURN(entry.inode.xattrs, pax.TakeXattrs());
   if (entry.hard_link) {
     RETURN_IF_ERROR(SetHardLinkContent(header, pax));
-  } else if (entry.inode.is_regular()) {
+    return entry;
+  }
+  ASSIGN_OR_RETURN(entry.inode.xattrs, pax.TakeXattrs(globals_));
+  if (entry.inode.is_regular()) {
     RETURN_IF_ERROR(SetContent(header, pax, entry));
   } else if (entry.inode.is_directory() && header.type() != kDirectory) {
     RETURN_IF_ERROR(SetOddDirectoryContent(header, pax));

@@ -267,6 +267,43 @@ TEST_F(ImportTarFormatTest, GlobalHeaderWithWhatBelongsToOneFileIsRefused) {
   }
 }
 
+TEST_F(ImportTarFormatTest, GlobalXattrsApplyWhereAnEntryHasNone) {
+  TarWriter tar;
+  tar.Pax({{"SCHILY.xattr.user.a", "global"}, {"SCHILY.xattr.user.b", "global"}}, 'g').File("x");
+  tar.Pax({{"SCHILY.xattr.user.b", "own"}}).File("y").File("z");
+  const Tree tree = Import(tar.Finish());
+  const std::vector<Xattr> global = {{"user.a", "global"}, {"user.b", "global"}};
+  EXPECT_EQ(At(tree, "x").xattrs, global);
+  EXPECT_EQ(At(tree, "y").xattrs, (std::vector<Xattr>{{"user.a", "global"}, {"user.b", "own"}}));
+  EXPECT_EQ(At(tree, "z").xattrs, global);
+}
+
+TEST_F(ImportTarFormatTest, XattrsBeyondWhatLinuxCanListAreRefused) {
+  std::vector<std::pair<std::string, std::string>> records;
+  for (int i = 0; i < 20'000; ++i) records.emplace_back(fmt::format("SCHILY.xattr.{:x}", i), "");
+  for (const char type : {'x', 'g'}) {
+    EXPECT_THAT(Error(TarWriter().Pax(records, type).File("a").Finish()),
+                HasSubstr("more than 8192 xattrs"));
+  }
+}
+
+TEST_F(ImportTarFormatTest, GlobalHeadersTogetherAreBounded) {
+  TarWriter tar;
+  for (int i = 0; i < 3; ++i) {
+    tar.Pax({{fmt::format("SCHILY.xattr.user.{}", i), std::string(600'000, 'x')}}, 'g');
+  }
+  EXPECT_THAT(Error(tar.File("a").Finish()), HasSubstr("global xattrs of more than"));
+}
+
+TEST_F(ImportTarFormatTest, GlobalXattrsOfEntriesThatAreNotKeptCountToo) {
+  std::vector<std::pair<std::string, std::string>> records;
+  for (int i = 0; i < 8000; ++i) records.emplace_back(fmt::format("SCHILY.xattr.{:x}", i), "");
+  TarWriter tar;
+  tar.Pax(records, 'g');
+  for (int i = 0; i < 4000; ++i) tar.File(".wh..wh.a");
+  EXPECT_THAT(Error(tar.Finish()), HasSubstr("bytes of memory"));
+}
+
 TEST_F(ImportTarFormatTest, SolarisExtendedHeaderIsRead) {
   EXPECT_EQ(At(Import(TarWriter().Pax({{"uid", "7"}}, 'X').File("a").Finish()), "a").uid, 7U);
 }
