@@ -11,6 +11,7 @@
 
 #include "erofs/import_xattrs.h"
 #include "erofs/merge.h"
+#include "erofs/tree_memory.h"
 
 namespace lamina::erofs {
 namespace {
@@ -54,10 +55,11 @@ bool IsOpaque(const Inode& inode) { return OverlayXattr(inode, "opaque") == "y";
 class Loader {
  public:
   // Without a slot, overlay semantics are off.
-  Loader(const Reader& reader, std::optional<uint16_t> slot, Tree& tree)
+  Loader(const Reader& reader, std::optional<uint16_t> slot, Tree& tree, uint64_t& memory)
       : reader_(reader),
         slot_(slot),
         tree_(tree),
+        memory_(memory),
         loaded_(reader.image_size() / 32 + 1, kNotLoaded) {}
 
   absl::Status Load();
@@ -88,10 +90,13 @@ class Loader {
   // the limits a small hostile image could make any number of inodes out of the same bytes.
   absl::Status Claim(uint64_t bytes);
   absl::Status Copy(uint64_t bytes);
+  // Accounts for memory of the tree.
+  absl::Status Charge(uint64_t bytes);
 
   const Reader& reader_;
   const std::optional<uint16_t> slot_;
   Tree& tree_;
+  uint64_t& memory_;
   std::vector<InodeIndex> loaded_;  // by nid
   std::vector<Directory> pending_;  // directories still to be read
   uint64_t claimed_ = 0;
@@ -155,6 +160,7 @@ absl::Status Loader::LoadEntry(const Directory& directory, const Reader::Entry& 
   if (!directory.fresh) tree_.Remove(directory.index, entry.name);
   if (is_new) return LoadFile(directory, entry, info);
   if (loaded_[entry.nid] == kWhiteout) return absl::OkStatus();
+  RETURN_IF_ERROR(Charge(kEntryMemory + entry.name.size()));
   return tree_.Link(directory.index, entry.name, loaded_[entry.nid]);
 }
 
@@ -166,6 +172,7 @@ absl::Status Loader::LoadFile(const Directory& directory, const Reader::Entry& e
     return absl::OkStatus();
   }
   if (slot_.has_value()) std::erase_if(inode.xattrs, IsLayerXattr);
+  RETURN_IF_ERROR(Charge(EntryMemory(inode, entry.name) + XattrMemory(inode)));
   ASSIGN_OR_RETURN(loaded_[entry.nid], tree_.Create(directory.index, entry.name, std::move(inode)));
   return absl::OkStatus();
 }
@@ -178,6 +185,7 @@ absl::Status Loader::LoadSubdirectory(const Directory& parent, const Reader::Ent
   const bool over_directory = lower.has_value() && tree_.inode(*lower).is_directory();
   const bool joins = over_directory && !IsOpaque(inode);
   if (over_directory && IsImplied(inode)) inode = tree_.inode(*lower);
+  RETURN_IF_ERROR(Charge(EntryMemory(inode, entry.name) + XattrMemory(inode)));
   Directory directory = {.info = info, .parent = parent.info.nid, .fresh = !joins};
   if (joins) {
     directory.index = *lower;
@@ -256,14 +264,22 @@ absl::Status Loader::Copy(uint64_t bytes) {
   return absl::OkStatus();
 }
 
+absl::Status Loader::Charge(uint64_t bytes) {
+  memory_ += bytes;
+  if (memory_ <= kMaxTreeMemory) return absl::OkStatus();
+  return absl::ResourceExhaustedError(fmt::format(
+      "names, inodes and attributes take more than {} bytes of memory", kMaxTreeMemory));
+}
+
 }  // namespace
 
 absl::Status LoadImage(const Reader& reader, Tree& tree) {
-  return Loader(reader, std::nullopt, tree).Load();
+  uint64_t memory = 0;
+  return Loader(reader, std::nullopt, tree, memory).Load();
 }
 
-absl::Status OverlayImage(const Reader& reader, uint16_t slot, Tree& tree) {
-  return Loader(reader, slot, tree).Load();
+absl::Status OverlayImage(const Reader& reader, uint16_t slot, Tree& tree, uint64_t& memory) {
+  return Loader(reader, slot, tree, memory).Load();
 }
 
 absl::StatusOr<Tree> ReadTree(const Reader& reader) {

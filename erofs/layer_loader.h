@@ -12,11 +12,13 @@
 namespace lamina::erofs {
 
 // Reads an image into an empty tree, as it is.
+// kResourceExhausted if that is more than kMaxTreeMemory.
 absl::Status LoadImage(const Reader& reader, Tree& tree);
 
 // Puts an image on top of what the tree has, as overlayfs would show it. Its content, which must be
-// on device 1, is on device `slot` in the tree.
-absl::Status OverlayImage(const Reader& reader, uint16_t slot, Tree& tree);
+// on device 1, is on device `slot` in the tree. `memory` is what the tree takes, by the estimate of
+// tree_memory.h with what was removed from it, and grows: kResourceExhausted above kMaxTreeMemory.
+absl::Status OverlayImage(const Reader& reader, uint16_t slot, Tree& tree, uint64_t& memory);
 
 }  // namespace lamina::erofs
 

@@ -22,6 +22,10 @@ inline constexpr std::string_view kImpliedXattr = "trusted.lamina.implied";
 // `layers` go from the lowest to the uppermost. Each refers to its content as device slot 1; in the
 // result layer i's content is slot i + 1, so the caller's device table is one device a layer. Hard
 // links survive inside a layer; they never span layers (as in overlayfs, which copies up one name).
+//
+// Memory goes with what the result and one layer hold, however many layers replace the same files.
+// If that is more than 1 GiB of names, inodes and attributes by estimate (tree_memory.h; some five
+// million files), it is kResourceExhausted.
 absl::StatusOr<Tree> MergeLayers(std::span<const Reader* const> layers);
 
 }  // namespace lamina::erofs

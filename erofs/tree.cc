@@ -61,6 +61,8 @@ absl::Status CheckName(std::string_view name) {
 struct Tree::State {
   std::deque<Node> nodes;  // references to elements survive push_back
   NameArena names;
+  size_t name_count = 0;
+  size_t removed_name_count = 0;
 
   EntryMap* EntriesOf(InodeIndex directory) { return nodes[directory].entries.get(); }
 
@@ -85,6 +87,7 @@ absl::Status Tree::State::AddName(InodeIndex directory, std::string_view name, I
   }
   entries->emplace_hint(place, names.Store(name), target);
   ++nodes[target].links;
+  ++name_count;
   return absl::OkStatus();
 }
 
@@ -180,11 +183,39 @@ void Tree::Remove(InodeIndex directory, std::string_view name) {
     const InodeIndex index = unlinked.back();
     unlinked.pop_back();
     --state_->nodes[index].links;
+    --state_->name_count;
+    ++state_->removed_name_count;
     EntryMap* below = state_->EntriesOf(index);
     if (below == nullptr) continue;
     for (const auto& [child_name, child] : *below) unlinked.push_back(child);
     below->clear();
   }
+}
+
+size_t Tree::name_count() const { return state_->name_count; }
+size_t Tree::removed_name_count() const { return state_->removed_name_count; }
+
+void Tree::Compact() {
+  std::deque<Node>& old = state_->nodes;
+  std::vector<InodeIndex> indices(old.size());
+  InodeIndex next = 0;
+  for (size_t i = 0; i < old.size(); ++i) indices[i] = old[i].links > 0 ? next++ : 0;
+
+  const auto compact = std::make_unique<State>();
+  compact->name_count = state_->name_count;
+  // One at a time, so that there are never two of all.
+  for (; !old.empty(); old.pop_front()) {
+    if (old.front().links == 0) continue;
+    Node& node = compact->nodes.emplace_back(std::move(old.front()));
+    node.parent = indices[node.parent];
+    if (node.entries == nullptr) continue;
+    auto entries = std::make_unique<EntryMap>();
+    for (const auto& [name, inode] : *node.entries) {
+      entries->emplace_hint(entries->end(), compact->names.Store(name), indices[inode]);
+    }
+    node.entries = std::move(entries);
+  }
+  *state_ = std::move(*compact);
 }
 
 }  // namespace lamina::erofs

@@ -114,7 +114,15 @@ class Tree {
   // Adds a further name for an inode that is not a directory (kInvalidArgument otherwise).
   absl::Status Link(InodeIndex directory, std::string_view name, InodeIndex target);
   // Removes a name, and all below it if it is a directory. Removing what is not there does nothing.
+  // What was removed takes memory until Compact().
   void Remove(InodeIndex directory, std::string_view name);
+
+  // Names there are, and names that were removed since the last Compact().
+  size_t name_count() const;
+  size_t removed_name_count() const;
+  // Gives back the memory of what was removed. Inodes keep their order but get new indices; views of
+  // names and references to inodes are not valid any more.
+  void Compact();
 
  private:
   struct State;

@@ -271,6 +271,25 @@ TEST(MergeTest, KeepsOtherDevicesAndFilesThatOnlyLookLikeWhiteouts) {
   EXPECT_TRUE(merged.inode(*merged.Find(Tree::kRoot, "g")).xattrs.empty());
 }
 
+TEST(MergeTest, WhatUpperLayersReplaceIsNotKept) {
+  constexpr int kFiles = 100;
+  Layer first, again;
+  for (int i = 0; i < kFiles; ++i) {
+    first.File(fmt::format("d/{}", i), 1);
+    again.File(fmt::format("d/{}", i), 2);
+  }
+  again.Link("d/link", "d/0");
+  const std::string image = again.Build();
+  std::vector<std::string> images(50, image);
+  images[0] = first.Build();
+  const Tree merged = MergeImages(images).value();
+  EXPECT_EQ(merged.name_count(), kFiles + 2u);
+  EXPECT_EQ(merged.link_count(*merged.Find(*merged.Find(Tree::kRoot, "d"), "link")), 2u);
+  EXPECT_EQ(List(merged)[1], "d/0 50:2");
+  // Those there are, as many removed ones at the most, and one layer.
+  EXPECT_LE(merged.inode_limit(), 3u * (kFiles + 2));
+}
+
 TEST(MergeTest, OfNoLayersIsAnEmptyTree) { EXPECT_EQ(MergeLayers({})->inode_limit(), 1u); }
 
 TEST(MergeTest, RefusesContentOutsideTheLayersDevice) {

@@ -98,6 +98,31 @@ TEST(TreeTest, StandsADeepTree) {
   EXPECT_EQ(tree.link_count(directory), 0u);
 }
 
+TEST(TreeTest, CompactDropsWhatWasRemoved) {
+  Tree tree;
+  tree.Create(Tree::kRoot, "gone", Directory()).value();
+  const InodeIndex directory = *tree.Create(Tree::kRoot, "d", Directory());
+  tree.Create(*tree.Find(Tree::kRoot, "gone"), "below", File()).value();
+  const InodeIndex file = *tree.Create(directory, "f", File());
+  tree.inode(file).uid = 7;
+  ASSERT_TRUE(tree.Link(Tree::kRoot, "link", file).ok());
+  tree.Remove(Tree::kRoot, "gone");
+  EXPECT_EQ(tree.removed_name_count(), 2u);
+  EXPECT_EQ(tree.name_count(), 3u);
+
+  tree.Compact();
+  EXPECT_EQ(tree.inode_limit(), 3u);
+  EXPECT_EQ(tree.removed_name_count(), 0u);
+  EXPECT_EQ(tree.name_count(), 3u);
+  EXPECT_THAT(Names(tree, Tree::kRoot), testing::ElementsAre("d", "link"));
+  const InodeIndex moved = *tree.Find(Tree::kRoot, "d");
+  EXPECT_EQ(tree.Find(moved, "f"), tree.Find(Tree::kRoot, "link"));
+  EXPECT_EQ(tree.inode(*tree.Find(moved, "f")).uid, 7u);
+  EXPECT_EQ(tree.link_count(*tree.Find(moved, "f")), 2u);
+  EXPECT_EQ(tree.Parent(moved), Tree::kRoot);
+  EXPECT_TRUE(tree.Create(moved, "new", File()).ok());
+}
+
 TEST(TreeTest, NamesAPath) {
   Tree tree;
   const InodeIndex usr = *tree.Create(Tree::kRoot, "usr", Directory());
