@@ -80,6 +80,17 @@ absl::StatusOr<std::vector<std::string>> ListDirectory(const std::string& path) 
   return names;
 }
 
+// Removes a staging directory that has no lock file. It comes first and anything else after it, so
+// its owner died just after the making of the directory, or while removing it. (The lock cannot be on
+// the directory: NFS gives exclusive locks only to what is open for writing.)
+void RemoveUnlockedStaging(const std::string& path) {
+  if (::rmdir(path.c_str()) == 0) return;
+  const absl::StatusOr<std::vector<std::string>> names = ListDirectory(path);
+  if (!names.ok() || names->empty() || Exists(fmt::format("{}/{}", path, kLockFile))) return;
+  std::error_code ignored;
+  std::filesystem::remove_all(path, ignored);
+}
+
 // Removes the staging directories in `parent` whose owners are gone. What cannot be removed stays
 // for the next time.
 void RemoveStaleStaging(const std::string& parent) {
@@ -90,8 +101,10 @@ void RemoveStaleStaging(const std::string& parent) {
     const std::string path = fmt::format("{}/{}", parent, name);
     const absl::StatusOr<UniqueFd> lock =
         OpenFile(fmt::format("{}/{}", path, kLockFile), O_RDWR | O_NOFOLLOW);
-    if (!lock.ok()) {
-      ::rmdir(path.c_str());  // its owner died early; fails if it is anything but empty
+    if (absl::IsNotFound(lock.status())) {
+      RemoveUnlockedStaging(path);
+    } else if (!lock.ok()) {
+      continue;
     } else if (::flock(lock->get(), LOCK_EX | LOCK_NB) == 0) {
       std::error_code ignored;
       std::filesystem::remove_all(path, ignored);

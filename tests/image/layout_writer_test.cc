@@ -122,6 +122,8 @@ TEST_F(LayoutWriterTest, RemovesStagingOfTheDeadAndNotOfTheLiving) {
   WriteFile(layout_ + "/.lamina-tmp-dead01/lock", "");
   WriteFile(layout_ + "/.lamina-tmp-dead01/layout/blobs/sha256/x", "half");
   stdfs::create_directory(layout_ + "/.lamina-tmp-dead02");
+  // Killed while it removed what it had staged: the lock went first.
+  WriteFile(layout_ + "/.lamina-tmp-dead03/0", "half");
   const auto living = LayoutWriter::Create(layout_);
   ASSERT_TRUE(living.ok()) << living.status();
   EXPECT_EQ(CountStaging(layout_), 1);
