@@ -390,7 +390,8 @@ def _(workspace):
             (f"oci:{workspace.path('no-image')}:x", directory, "no-image"),
             (image.replace(":latest", ":other"), directory, "other"),
             (f"docker:{workspace.path('converted')}", directory, "docker")):
-        result = workspace.lamina("mount", reference, target, f"--state={workspace.state}", status=1)
+        result = workspace.lamina("mount", reference, target, f"--state={workspace.state}",
+                                  status=2 if text == "docker" else 1)
         check_equal(result.stderr.count("\n"), 1, "lines of the error")
         check(result.stderr.startswith("lamina: ") and text in result.stderr, result.stderr)
         check(not os.path.ismount(directory), "something was mounted")
@@ -398,6 +399,29 @@ def _(workspace):
     with workspace.mounted(image, directory=directory):
         workspace.lamina("mount", image, directory, f"--state={workspace.state}", status=1)
         expect_content(directory)
+
+
+@test("mount.state-may-be-relative")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    directory = workspace.new_directory("mnt")
+    workspace.lamina("mount", image, directory, "--state=state", cwd=workspace.root)
+    check(workspace.path("state/lock").exists(), "the state is somewhere else")
+    expect_content(directory)
+    workspace.lamina("umount", directory)
+
+
+@test("mount.works-without-standard-streams")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    directory = workspace.new_directory("mnt")
+    for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
+        for command in (f"mount {image} {directory}", f"umount {directory}"):
+            subprocess.run(f"{program('LAMINA')} {command} --state={workspace.state} {closed}",
+                           shell=True, check=True, timeout=60)
+        check(not os.path.ismount(directory), "it is still mounted")
 
 
 @test("mount.two-servers-cannot-have-one-state")

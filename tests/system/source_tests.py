@@ -8,7 +8,8 @@ import subprocess
 
 import image_case
 import reference
-from harness import (TRANSPORTS, check, check_equal, compare, need_root, noise, small_image, test)
+from harness import (TRANSPORTS, check, check_equal, compare, need_root, noise, program, small_image,
+                     test)
 from oci_layout import INDEX, Image, Layout
 
 TYPICAL = "whiteout.deleted-and-created-five-times"
@@ -274,7 +275,31 @@ def _(workspace):
 def _(workspace):
     for arguments in ((), ("frobnicate",), ("convert",), ("convert", "oci:x"), ("mount", "oci:x"),
                       ("mount", "--transport=pigeon", "oci:x", "y"), ("verify",),
-                      ("convert", "oci:x", "oci:y", "--level=many")):
+                      ("convert", "oci:x", "oci:y", "--level=many"), ("stats",),
+                      ("convert", "oci:x", "oci:y", "--platform=linux"), ("convert", "x", "oci:y"),
+                      ("convert", "oci:x", "dir:y"), ("inspect", "docker://x"), ("verify", "x"),
+                      ("run", "x"), ("mount", "oci:x:", "/")):
         workspace.lamina(*arguments, status=2)
     for arguments in (("--help",), ("mount", "--help"), ("--version",)):
         workspace.lamina(*arguments)
+
+
+@test("usage.output-that-cannot-be-written-is-a-failure")
+def _(workspace):
+    image = workspace.converted(small_image())
+    for arguments in (("inspect", image), ("inspect", "--json", image), ("verify", image),
+                      ("--version",), ("--help",), ("convert", f"dir:{workspace.new_directory()}",
+                                                    f"oci:{workspace.path('other')}")):
+        with open("/dev/full", "wb") as full:
+            result = subprocess.run([program("LAMINA"), *arguments], check=False, stdout=full,
+                                    stderr=subprocess.PIPE, timeout=60)
+        check_equal(result.returncode, 1, f"exit code of {arguments}")
+        check(b"write standard output: " in result.stderr, f"the error is {result.stderr!r}")
+
+
+@test("usage.errors-that-cannot-be-written-are-still-errors")
+def _(workspace):
+    for redirection in ("2>/dev/full", "2>&-"):
+        result = subprocess.run(f"{program('LAMINA')} inspect oci:{workspace.path('no')} {redirection}",
+                                shell=True, check=False, timeout=60)
+        check_equal(result.returncode, 1, "exit code")

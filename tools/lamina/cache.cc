@@ -69,16 +69,16 @@ void PrintList(const json& report, bool blobs) {
     for (auto& row : rows) row.erase(row.begin());
   }
   PrintTable(rows);
-  fmt::print("{} used, {}\n", HumanSize(report.at("used_bytes").get<uint64_t>()),
-             SizeOrNone(report.at("limit_bytes").get<uint64_t>()) +
-                 (report.at("limit_bytes").get<uint64_t>() > uint64_t{1} << 62 ? "" : " allowed"));
+  PrintText("{} used, {}\n", HumanSize(report.at("used_bytes").get<uint64_t>()),
+            SizeOrNone(report.at("limit_bytes").get<uint64_t>()) +
+                (report.at("limit_bytes").get<uint64_t>() > uint64_t{1} << 62 ? "" : " allowed"));
 }
 
 void PrintCleanup(const json& cleanup) {
-  fmt::print("{} freed, {} images and {} blobs removed\n",
-             HumanSize(cleanup.at("freed_bytes").get<uint64_t>()),
-             cleanup.at("removed_images").get<uint64_t>(),
-             cleanup.at("removed_blobs").get<uint64_t>());
+  PrintText("{} freed, {} images and {} blobs removed\n",
+            HumanSize(cleanup.at("freed_bytes").get<uint64_t>()),
+            cleanup.at("removed_images").get<uint64_t>(),
+            cleanup.at("removed_blobs").get<uint64_t>());
 }
 
 // An engine that is started only to look must not evict because its limit is not the usual one.

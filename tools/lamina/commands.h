@@ -16,7 +16,8 @@
 
 namespace lamina::cli {
 
-// Exit codes, also in --help: 0 done, 1 failed, 2 wrong usage. `run` returns the container's own.
+// Exit codes, also in --help: 0 done, 1 failed, 2 wrong usage, 128 + n ended by signal n. `run`
+// returns the container's own, 127 if its program is not there and 126 if it cannot be executed.
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitFailure = 1;
 inline constexpr int kExitUsage = 2;
@@ -44,13 +45,21 @@ void AddCache(CLI::App& app, Action& run);
 // for ours, and splits an argument such as "[a,b]" in two.
 std::vector<std::string> CutRunCommand(std::vector<std::string>& arguments);
 
+// Marks an error as one of usage, for kExitUsage. Context must be added before.
+absl::Status UsageError(absl::Status status);
+bool IsUsageError(const absl::Status& status);
+
 // An image reference with the path in it, if there is one, made absolute, for the engine, which has
-// another working directory.
+// another working directory. What is no reference is an error of usage.
 absl::StatusOr<std::string> AbsoluteReference(const std::string& reference);
 // The path of an existing directory, absolute and without symbolic links.
 absl::StatusOr<std::string> ExistingDirectory(const std::string& path);
-// Adds --state; the default is DefaultStateDirectory().
+// A path from the command line, made absolute: the engine has another working directory.
+std::string AbsolutePath(const std::string& path);
+// Adds --state, made absolute; the default is DefaultStateDirectory().
 void AddStateOption(CLI::App& command, std::string& state);
+// The same without a default: `state` stays empty.
+void AddStateOfMountOption(CLI::App& command, std::string& state);
 // --cache, --cache-size and --cache-free: for an engine, or one that the command may have to start.
 struct CacheFlags {
   std::string mode = "disk";

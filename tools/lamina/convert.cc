@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "fs/image/convert.h"
+#include "fs/image/reference.h"
 #include "tools/lamina/commands.h"
 #include "tools/lamina/output.h"
 
@@ -51,10 +52,10 @@ void Print(const fs::ConvertResult& result, double seconds) {
     blobs += layer.blob.size;
     reused += layer.reused;
   }
-  fmt::print("{}\n", result.manifest_digest.ToString());
-  fmt::print("{} layers, {} of content, {} before, {} now, {:.1f} s\n", result.layers.size(),
-             HumanSize(content), HumanSize(source), HumanSize(blobs), seconds);
-  if (reused > 0) fmt::print("{} of the layers were there already\n", reused);
+  PrintText("{}\n", result.manifest_digest.ToString());
+  PrintText("{} layers, {} of content, {} before, {} now, {:.1f} s\n", result.layers.size(),
+            HumanSize(content), HumanSize(source), HumanSize(blobs), seconds);
+  if (reused > 0) PrintText("{} of the layers were there already\n", reused);
 }
 
 // Credentials without a host would go to both registries.
@@ -76,12 +77,21 @@ absl::Status CheckCredentials(const Options& options) {
   return absl::OkStatus();
 }
 
+absl::Status CheckReferences(const fs::ConvertOptions& options) {
+  RETURN_IF_ERROR(fs::ImageReference::Parse(options.source).status());
+  RETURN_IF_ERROR(fs::ImageReference::ParseConverted(options.destination).status(), "destination");
+  return absl::OkStatus();
+}
+
 absl::StatusOr<int> Run(Options& options) {
+  RETURN_IF_ERROR(UsageError(CheckReferences(options.convert)));
   ASSIGN_OR_RETURN(options.convert.access.settings, ToSettings(options.registry));
   RETURN_IF_ERROR(CheckCredentials(options));
   options.convert.all_platforms = options.platform == kAllPlatforms;
   if (!options.platform.empty() && !options.convert.all_platforms) {
-    ASSIGN_OR_RETURN(options.convert.platform, oci::Platform::Parse(options.platform));
+    absl::StatusOr<oci::Platform> platform = oci::Platform::Parse(options.platform);
+    if (!platform.ok()) return UsageError(platform.status());
+    options.convert.platform = *platform;
   }
   ProgressLine line;
   options.convert.progress = [&line](const fs::ConvertOptions::Progress& progress) {

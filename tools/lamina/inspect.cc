@@ -54,8 +54,8 @@ std::vector<std::string> Row(std::string name, const fs::LayerReport& report) {
 }
 
 void Print(const fs::Image& image, const std::vector<fs::LayerReport>& reports) {
-  fmt::print("{}  {}  {}\n\n", image.reference, image.config.platform.ToString(),
-             image.manifest_digest.ToString());
+  PrintText("{}  {}  {}\n\n", image.reference, image.config.platform.ToString(),
+            image.manifest_digest.ToString());
   std::vector<std::vector<std::string>> rows = {
       {"layer", "size", "files", "content", "ratio", "frames", "chunks", "in lower", "metadata"}};
   fs::LayerReport total;
@@ -80,6 +80,7 @@ absl::StatusOr<fs::Image> Open(const Options& options) {
 }
 
 absl::StatusOr<int> Inspect(const Options& options) {
+  RETURN_IF_ERROR(AbsoluteReference(options.image).status());
   ASSIGN_OR_RETURN(const fs::Image image, Open(options));
   ASSIGN_OR_RETURN(const std::vector<fs::LayerReport> reports, fs::InspectImage(image),
                    "inspect {}", options.image);
@@ -92,6 +93,7 @@ absl::StatusOr<int> Inspect(const Options& options) {
 }
 
 absl::StatusOr<int> Verify(const Options& options) {
+  RETURN_IF_ERROR(AbsoluteReference(options.image).status());
   ASSIGN_OR_RETURN(const fs::Image image, Open(options), "verify {}", options.image);
   {
     ProgressLine line;
@@ -105,8 +107,8 @@ absl::StatusOr<int> Verify(const Options& options) {
                {"manifest_digest", image.manifest_digest.ToString()},
                {"intact", true}});
   } else {
-    fmt::print("{}: intact ({} layers, {})\n", options.image, image.layers.size(),
-               image.manifest_digest.ToString());
+    PrintText("{}: intact ({} layers, {})\n", options.image, image.layers.size(),
+              image.manifest_digest.ToString());
   }
   return kExitOk;
 }

@@ -1,47 +1,76 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
 #include <fmt/format.h>
-#include <limits.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <system_error>
 
 #include "fs/engine/client.h"
-#include "fs/image/reference.h"
 #include "tools/lamina/commands.h"
+#include "tools/lamina/output.h"
 
 namespace lamina::cli {
 
-absl::StatusOr<std::string> AbsoluteReference(const std::string& reference) {
-  constexpr std::string_view kPrefix = "oci:";
-  RETURN_IF_ERROR(fs::ImageReference::ParseConverted(reference).status());
-  if (!reference.starts_with(kPrefix)) return reference;
-  const std::string rest = reference.substr(kPrefix.size());
-  if (rest.starts_with('/')) return reference;
-  std::error_code error;
-  const std::filesystem::path here = std::filesystem::current_path(error);
-  if (error) return ErrnoStatus(error.value(), "find the current directory");
-  return fmt::format("{}{}/{}", kPrefix, here.string(), rest);
+namespace {
+
+constexpr const char* kUsagePayload = "lamina.usage";
+
+// A program may be started without standard streams. What it opens next would become one of them.
+void OpenStandardStreams() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
+    ::open("/dev/null", O_RDWR);  // gets the lowest number that is free
+  }
 }
 
-absl::StatusOr<std::string> ExistingDirectory(const std::string& path) {
-  std::error_code error;
-  const std::filesystem::path resolved = std::filesystem::canonical(path, error);
-  if (error) return ErrnoStatus(error.value(), path);
-  if (!std::filesystem::is_directory(resolved, error)) {
-    return absl::InvalidArgumentError(path + ": not a directory");
+// What libraries throw becomes an error like any other; nothing is left half done by then.
+absl::StatusOr<int> Call(const Action& action) {
+  try {
+    return action();
+  } catch (const std::exception& error) {
+    return absl::InternalError(error.what());
   }
-  return resolved.string();
+}
+
+int Finish(const absl::StatusOr<int>& result) {
+  if (!result.ok()) {
+    PrintError(std::string(result.status().message()));
+    return IsUsageError(result.status()) ? kExitUsage : kExitFailure;
+  }
+  if (const absl::Status written = FinishOutput(); !written.ok()) {
+    PrintError(std::string(written.message()));
+    return *result == kExitOk ? kExitFailure : *result;
+  }
+  return *result;
+}
+
+}  // namespace
+
+absl::Status UsageError(absl::Status status) {
+  if (!status.ok()) status.SetPayload(kUsagePayload, absl::Cord());
+  return status;
+}
+
+bool IsUsageError(const absl::Status& status) {
+  return status.GetPayload(kUsagePayload).has_value();
 }
 
 void AddStateOption(CLI::App& command, std::string& state) {
   state = fs::DefaultStateDirectory();
   command.add_option("--state", state, "Directory of cached blobs, index and mounts")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->transform(AbsolutePath);
+}
+
+void AddStateOfMountOption(CLI::App& command, std::string& state) {
+  command.add_option("--state", state, "State directory [as the mount says]")
+      ->transform(AbsolutePath);
 }
 
 std::string ProgramPath() {
@@ -53,6 +82,7 @@ std::string ProgramPath() {
 }  // namespace lamina::cli
 
 int main(int argc, char** argv) {
+  lamina::cli::OpenStandardStreams();
   // Standard output is for results: what the libraries log goes to standard error.
   spdlog::set_default_logger(spdlog::stderr_logger_mt("lamina"));
   spdlog::set_pattern("lamina: %v");
@@ -66,7 +96,8 @@ int main(int argc, char** argv) {
   app.footer(
       "An <image> is oci:DIR[:TAG], a converted image in an OCI layout directory, or\n"
       "docker://HOST[:PORT]/REPOSITORY[:TAG][@DIGEST], one in a registry.\n"
-      "Exit codes: 0 done, 1 failed, 2 wrong usage; 'run' gives the container's own.");
+      "Exit codes: 0 done, 1 failed, 2 wrong usage; 'run' gives the container's own, 127 if its\n"
+      "program is not there, 126 if it cannot be executed.");
   lamina::cli::Action run;
   lamina::cli::AddConvert(app, run);
   lamina::cli::AddMount(app, run);
@@ -84,10 +115,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     const bool asked_for_text = error.get_exit_code() == 0;  // --help, --version
     app.exit(error);
-    return asked_for_text ? lamina::cli::kExitOk : lamina::cli::kExitUsage;
+    return lamina::cli::Finish(asked_for_text ? lamina::cli::kExitOk : lamina::cli::kExitUsage);
   }
-  const absl::StatusOr<int> result = run();
-  if (result.ok()) return *result;
-  fmt::print(stderr, "lamina: {}\n", std::string(result.status().message()));
-  return lamina::cli::kExitFailure;
+  return lamina::cli::Finish(lamina::cli::Call(run));
 }

@@ -35,8 +35,8 @@ absl::StatusOr<int> Mount(MountOptions& options) {
   if (options.json) {
     PrintJson(mount);
   } else {
-    fmt::print("{} at {} by {} ({})\n", mount.value("image", ""), mount.value("target", ""),
-               mount.value("transport", ""), mount.value("reason", ""));
+    PrintText("{} at {} by {} ({})\n", mount.value("image", ""), mount.value("target", ""),
+              mount.value("transport", ""), mount.value("reason", ""));
   }
   return kExitOk;
 }
@@ -86,27 +86,27 @@ std::string Latency(const json& mount, const char* name) {
 
 void PrintStats(const json& mount) {
   const auto number = [&mount](const char* name) { return mount.at(name).get<uint64_t>(); };
-  fmt::print("{}\n", mount.at("target").get<std::string>());
-  fmt::print("  image        {} ({} layers)\n", mount.at("image").get<std::string>(),
-             number("layers"));
-  fmt::print("  transport    {} ({})\n", mount.at("transport").get<std::string>(),
-             mount.at("reason").get<std::string>());
-  fmt::print("  read         {} in {} requests, {} had to wait, {} failed\n",
-             HumanSize(number("read_bytes")), number("read_requests"), number("missed_requests"),
-             number("failed_requests"));
-  fmt::print("  fetched      {} in {} requests, {} frames; {} frames copied on the node\n",
-             HumanSize(number("fetched_bytes")), number("origin_requests"),
-             number("fetched_frames"), number("copied_frames"));
-  fmt::print("  decompressed {}, written {}\n", HumanSize(number("decompressed_bytes")),
-             HumanSize(number("written_bytes")));
-  fmt::print("  on this node {} of {} frames\n", number("frames_present"), number("frames"));
-  fmt::print("  latency of reads, p50 / p95 / p99: hits {}, misses {}\n",
-             Latency(mount, "hit_latency"), Latency(mount, "miss_latency"));
+  PrintText("{}\n", mount.at("target").get<std::string>());
+  PrintText("  image        {} ({} layers)\n", mount.at("image").get<std::string>(),
+            number("layers"));
+  PrintText("  transport    {} ({})\n", mount.at("transport").get<std::string>(),
+            mount.at("reason").get<std::string>());
+  PrintText("  read         {} in {} requests, {} had to wait, {} failed\n",
+            HumanSize(number("read_bytes")), number("read_requests"), number("missed_requests"),
+            number("failed_requests"));
+  PrintText("  fetched      {} in {} requests, {} frames; {} frames copied on the node\n",
+            HumanSize(number("fetched_bytes")), number("origin_requests"), number("fetched_frames"),
+            number("copied_frames"));
+  PrintText("  decompressed {}, written {}\n", HumanSize(number("decompressed_bytes")),
+            HumanSize(number("written_bytes")));
+  PrintText("  on this node {} of {} frames\n", number("frames_present"), number("frames"));
+  PrintText("  latency of reads, p50 / p95 / p99: hits {}, misses {}\n",
+            Latency(mount, "hit_latency"), Latency(mount, "miss_latency"));
 }
 
 absl::StatusOr<int> Stats(const StatsOptions& options) {
   if (options.all != options.target.empty()) {
-    return absl::InvalidArgumentError("say either a mount point or --all");
+    return UsageError(absl::InvalidArgumentError("say either a mount point or --all"));
   }
   std::optional<std::string> target;
   if (!options.all) {
@@ -117,7 +117,7 @@ absl::StatusOr<int> Stats(const StatsOptions& options) {
   if (options.json) {
     PrintJson(mounts);
   } else if (mounts.empty()) {
-    fmt::print("no image is mounted\n");
+    PrintText("no image is mounted\n");
   } else {
     for (const json& mount : mounts) PrintStats(mount);
   }
@@ -156,7 +156,7 @@ void AddUmount(CLI::App& app, Action& run) {
   auto options = std::make_shared<UmountOptions>();
   CLI::App* command = app.add_subcommand("umount", "Unmount an image");
   command->add_option("directory", options->target, "Where it is mounted")->required();
-  command->add_option("--state", options->state, "State directory [as the mount says]");
+  AddStateOfMountOption(*command, options->state);
   command->callback([options, &run] { run = [options] { return Umount(*options); }; });
 }
 
@@ -165,7 +165,7 @@ void AddStats(CLI::App& app, Action& run) {
   CLI::App* command = app.add_subcommand("stats", "Show what the readers of mounts caused");
   command->add_option("directory", options->target, "Where the image is mounted");
   command->add_flag("--all", options->all, "All mounts of the state directory");
-  command->add_option("--state", options->state, "State directory [as the mount says]");
+  AddStateOfMountOption(*command, options->state);
   command->add_flag("--json", options->json, "Print JSON");
   command->callback([options, &run] { run = [options] { return Stats(*options); }; });
 }

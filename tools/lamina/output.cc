@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <cerrno>
 
 namespace lamina::cli {
 
@@ -21,8 +21,21 @@ std::string HumanSize(uint64_t bytes) {
   return fmt::format("{:.1f} {}", value, kUnits[unit]);
 }
 
+void WriteText(std::FILE* stream, std::string_view text) {
+  std::fwrite(text.data(), 1, text.size(), stream);  // an error stays in the stream
+}
+
+void PrintError(std::string_view text) { WriteText(stderr, fmt::format("lamina: {}\n", text)); }
+
+absl::Status FinishOutput() {
+  errno = 0;
+  const bool failed_before = std::ferror(stdout) != 0;
+  if (std::fflush(stdout) == 0 && !failed_before) return absl::OkStatus();
+  return ErrnoStatus(errno != 0 ? errno : EIO, "write standard output");
+}
+
 void PrintJson(const nlohmann::json& value) {
-  fmt::print("{}\n", value.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+  PrintText("{}\n", value.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
 void PrintTable(const std::vector<std::vector<std::string>>& rows) {
@@ -37,14 +50,14 @@ void PrintTable(const std::vector<std::vector<std::string>>& rows) {
       line += i == 0 ? fmt::format("{:<{}}", row[i], widths[i])
                      : fmt::format("  {:>{}}", row[i], widths[i]);
     }
-    fmt::print("{}\n", line);
+    PrintText("{}\n", line);
   }
 }
 
 ProgressLine::ProgressLine() : terminal_(::isatty(STDERR_FILENO) != 0) {}
 
 ProgressLine::~ProgressLine() {
-  if (drawn_) fmt::print(stderr, "\r\033[K");
+  if (drawn_) WriteText(stderr, "\r\033[K");
 }
 
 void ProgressLine::Update(std::string_view what, uint64_t done, uint64_t total) {
@@ -60,7 +73,7 @@ void ProgressLine::Update(std::string_view what, uint64_t done, uint64_t total) 
                                  : fmt::format("{} of {} ({}%)", HumanSize(done), HumanSize(total),
                                                static_cast<int>(100.0 * static_cast<double>(done) /
                                                                 static_cast<double>(total)));
-  fmt::print(stderr, "\r{}: {}, {}/s\033[K", what, amount, HumanSize(rate));
+  WriteText(stderr, fmt::format("\r{}: {}, {}/s\033[K", what, amount, HumanSize(rate)));
   std::fflush(stderr);
 }
 

@@ -4,17 +4,35 @@
 #ifndef LAMINA_TOOLS_LAMINA_OUTPUT_H_
 #define LAMINA_TOOLS_LAMINA_OUTPUT_H_
 
+#include <fmt/format.h>
+
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
+
+#include "chunkstore/base/status.h"
 
 namespace lamina::cli {
 
 // "512 B", "3.4 MiB".
 std::string HumanSize(uint64_t bytes);
+// Text on a stream. Unlike fmt::print it never throws: what happened to standard output is asked for
+// once, with FinishOutput; that standard error cannot be written changes nothing.
+void WriteText(std::FILE* stream, std::string_view text);
+// On standard output.
+template <typename... Args>
+void PrintText(fmt::format_string<Args...> format, Args&&... args) {
+  WriteText(stdout, fmt::format(format, std::forward<Args>(args)...));
+}
+// "lamina: TEXT" as a line on standard error.
+void PrintError(std::string_view text);
+// Fails if anything printed on standard output did not arrive. To be called at the end.
+absl::Status FinishOutput();
 // JSON on standard output, indented.
 void PrintJson(const nlohmann::json& value);
 // Rows of equal length in aligned columns; the first row is the heading. Columns other than the

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <filesystem>
+#include <system_error>
+
+#include "fs/image/reference.h"
+#include "tools/lamina/commands.h"
+
+namespace lamina::cli {
+
+std::string AbsolutePath(const std::string& path) {
+  std::error_code error;
+  if (path.empty() || path.starts_with('/')) return path;
+  const std::filesystem::path here = std::filesystem::current_path(error);
+  return error ? path : fmt::format("{}/{}", here.string(), path);
+}
+
+absl::StatusOr<std::string> ExistingDirectory(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path resolved = std::filesystem::canonical(path, error);
+  if (error) return ErrnoStatus(error.value(), path);
+  if (!std::filesystem::is_directory(resolved, error)) {
+    return absl::InvalidArgumentError(path + ": not a directory");
+  }
+  return resolved.string();
+}
+
+absl::StatusOr<std::string> AbsoluteReference(const std::string& reference) {
+  constexpr std::string_view kPrefix = "oci:";
+  const absl::Status valid = fs::ImageReference::ParseConverted(reference).status();
+  if (!valid.ok()) return UsageError(valid);
+  if (!reference.starts_with(kPrefix)) return reference;
+  return fmt::format("{}{}", kPrefix, AbsolutePath(reference.substr(kPrefix.size())));
+}
+
+}  // namespace lamina::cli
