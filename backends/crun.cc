@@ -12,7 +12,9 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <string_view>
+#include <vector>
 
 #include "chunkstore/base/file.h"
 
@@ -32,14 +34,51 @@ void HideHybridCgroup() {
   ::umount2(kUnifiedHierarchy, MNT_DETACH);
 }
 
-[[noreturn]] void ExecCrun(const sigset_t& signals, const std::string& bundle,
-                           const std::string& id) {
+// For a child process: becomes `crun ARGUMENTS...` with the signal mask `signals`.
+[[noreturn]] void ExecCrun(const sigset_t& signals, std::vector<const char*> arguments) {
   ::sigprocmask(SIG_SETMASK, &signals, nullptr);
   HideHybridCgroup();
-  ::execlp("crun", "crun", "run", "--bundle", bundle.c_str(), id.c_str(), nullptr);
+  arguments.insert(arguments.begin(), "crun");
+  arguments.push_back(nullptr);
+  ::execvp("crun", const_cast<char**>(arguments.data()));
   const int error = errno;
   ::dprintf(STDERR_FILENO, "lamina: start crun: %s\n", std::strerror(error));
   ::_exit(error == ENOENT ? 127 : 126);
+}
+
+// All signals but those that a process sends itself by a fault, that stop and continue it (the
+// terminal's go to crun as well), and SIGPIPE.
+sigset_t SignalsToPassOn() {
+  sigset_t signals;
+  ::sigfillset(&signals);
+  for (const int kept : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT, SIGTSTP,
+                         SIGTTIN, SIGTTOU, SIGCONT, SIGPIPE}) {
+    ::sigdelset(&signals, kept);
+  }
+  return signals;
+}
+
+// The last message in crun's log; empty if there is none.
+std::string LastMessage(const std::string& log) {
+  constexpr uint64_t kMaxLog = 1 << 20;
+  const absl::StatusOr<std::string> text = ReadFileToString(log, kMaxLog);
+  if (!text.ok()) return "";
+  std::string_view lines = *text;
+  while (lines.ends_with('\n')) lines.remove_suffix(1);
+  const std::string_view last = lines.substr(lines.rfind('\n') + 1);
+  const auto entry = nlohmann::json::parse(last, nullptr, /*allow_exceptions=*/false);
+  if (!entry.is_object() || !entry.contains("msg") || !entry["msg"].is_string()) {
+    return std::string(last);
+  }
+  return entry["msg"].get<std::string>();
+}
+
+// As shells have it: 127 for a program that is not there, 126 for one that cannot be executed.
+int ExitCodeForError(std::string_view error) {
+  const bool of_the_program = error.find("executable") != std::string_view::npos ||
+                              error.find("exec ") != std::string_view::npos;
+  if (!of_the_program) return 1;
+  return error.ends_with(std::strerror(ENOENT)) ? 127 : 126;
 }
 
 bool FindInPath(std::string_view program) {
@@ -56,34 +95,66 @@ bool FindInPath(std::string_view program) {
 
 }  // namespace
 
-absl::StatusOr<int> RunWithCrun(const std::string& bundle, const std::string& id) {
+absl::StatusOr<int> RunWithCrun(const std::string& bundle, const std::string& id, int lock) {
   if (!FindInPath("crun")) {
     return absl::NotFoundError("crun is not on PATH: install the package crun");
   }
-  sigset_t ours;
+  const std::string log = bundle + "/crun.log";
+  const std::string log_option = "--log=" + log;
+  const sigset_t ours = SignalsToPassOn();
   sigset_t before;
-  ::sigemptyset(&ours);
-  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGCHLD}) ::sigaddset(&ours, signal);
   ::sigprocmask(SIG_BLOCK, &ours, &before);
   const UniqueFd signals(::signalfd(-1, &ours, SFD_CLOEXEC));
   const pid_t child = ::fork();
   if (child < 0) return ErrnoStatus(errno, "fork");
-  if (child == 0) ExecCrun(before, bundle, id);
+  if (child == 0) {
+    ::fcntl(lock, F_SETFD, 0);
+    ExecCrun(before, {log_option.c_str(), "--log-format=json", "run", "--bundle", bundle.c_str(),
+                      id.c_str()});
+  }
 
   int status = 0;
-  while (true) {
-    const pid_t ended = ::waitpid(child, &status, WNOHANG);
-    if (ended == child) break;
+  int stop_signals = 0;
+  while (::waitpid(child, &status, WNOHANG) != child) {
     signalfd_siginfo info{};
     if (::read(signals.get(), &info, sizeof(info)) != sizeof(info)) continue;
     // crun passes these on to the container's first process. A terminal sends SIGINT to crun
     // itself, which is in our process group; then the sender is the kernel and there is nothing to
     // pass on.
     const int signal = static_cast<int>(info.ssi_signo);
-    if (signal != SIGCHLD && info.ssi_code != SI_KERNEL) ::kill(child, signal);
+    if (signal == SIGCHLD || info.ssi_code == SI_KERNEL) continue;
+    const bool stops = signal == SIGTERM || signal == SIGINT;
+    if (stops) ++stop_signals;
+    ::kill(child, stops && stop_signals > 1 ? SIGKILL : signal);
   }
   ::sigprocmask(SIG_SETMASK, &before, nullptr);
-  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  if (WIFSIGNALED(status)) {
+    // It cannot have cleaned up, and the container may still run.
+    DeleteContainer(id);
+    return 128 + WTERMSIG(status);
+  }
+  const int exit_code = WEXITSTATUS(status);
+  if (exit_code != 1) return exit_code;
+  // The container's own 1, or an error of crun's.
+  const std::string error = LastMessage(log);
+  return error.empty() ? exit_code : ExitCodeForError(error);
+}
+
+void DeleteContainer(const std::string& id) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    // It says so if there is no such container.
+    const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+    for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+      ::dup2(null.get(), stream);
+    }
+    sigset_t none;
+    ::sigemptyset(&none);
+    ExecCrun(none, {"delete", "--force", id.c_str()});
+  }
+  int ignored = 0;
+  while (child > 0 && ::waitpid(child, &ignored, 0) < 0 && errno == EINTR) {
+  }
 }
 
 }  // namespace lamina::backends

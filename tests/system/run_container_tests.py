@@ -73,12 +73,15 @@ def _(workspace):
     run(workspace, image, "sh", "-c", "sh -c 'kill -KILL $$'; exit $?", status=137)
 
 
-@test("run.command-that-is-not-there")
+@test("run.commands-that-cannot-run-have-the-codes-of-a-shell")
 def _(workspace):
     image = busybox_image(workspace)
-    result = run(workspace, image, "/no/such/program", status=None)
-    check(result.returncode not in (0, None), "it counts as a success")
-    check("/no/such/program" in result.stderr, f"the error does not name it: {result.stderr}")
+    for command, status in (("/no/such/program", 127), ("nothing-of-that-name", 127),
+                            ("/etc/passwd", 126), ("/etc", 126)):
+        result = run(workspace, image, command, status=status)
+        check_equal(result.stderr.count("\n"), 1, f"lines of {result.stderr!r}")
+    check("/no/such/program" in run(workspace, image, "/no/such/program", status=127).stderr,
+          "the error does not name it")
 
 
 @test("run.environment-comes-from-the-image")
@@ -201,6 +204,71 @@ def _(workspace):
     # The first process of a container cannot kill itself (pid_namespaces(7)); it ends on its own.
     out, _ = process.communicate(timeout=60)
     check_equal((out, process.returncode), (b"ready\n", 3), "output and exit code")
+
+
+def start(workspace, image, script, **options):
+    """A container that runs a shell script and has said "ready"."""
+    process = subprocess.Popen([program("LAMINA"), "run", image, f"--state={workspace.state}", "--",
+                                "sh", "-c", script], stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, **options)
+    check_equal(process.stdout.readline(), b"ready\n", "the first line")
+    return process
+
+
+@test("run.all-signals-reach-the-container")
+def _(workspace):
+    image = busybox_image(workspace)
+    script = "trap 'exit 5' USR1; echo ready; while true; do sleep 0.05; done"
+    with start(workspace, image, script) as process:
+        process.send_signal(signal.SIGUSR1)
+        check_equal(process.wait(60), 5, "exit code")
+
+
+@test("run.second-stop-signal-kills")
+def _(workspace):
+    image = busybox_image(workspace)
+    script = "trap 'echo caught' TERM; echo ready; while true; do sleep 0.05; done"
+    with start(workspace, image, script) as process:
+        process.send_signal(signal.SIGTERM)
+        check_equal(process.stdout.readline(), b"caught\n", "the second line")
+        process.send_signal(signal.SIGTERM)
+        check_equal(process.wait(60), 137, "exit code")
+    workspace.check_nothing_left()
+
+
+@test("run.container-of-a-killed-crun-is-ended")
+def _(workspace):
+    image = busybox_image(workspace)
+    before = set(leftovers())
+    with start(workspace, image, "echo ready; sleep 1000") as process:
+        children = subprocess.run(["pgrep", "-P", str(process.pid)], check=True,
+                                  capture_output=True, text=True).stdout.split()
+        os.kill(int(children[0]), signal.SIGKILL)
+        check_equal(process.wait(60), 137, "exit code")
+    check_equal(set(leftovers()) - before, set(), "what is left in /run")
+    workspace.check_nothing_left()
+
+
+@test("run.next-run-cleans-up-after-a-killed-one")
+def _(workspace):
+    image = busybox_image(workspace)
+    before = set(leftovers())
+    process = start(workspace, image, "echo ready; while test ! -e /end; do sleep 0.05; done")
+    (bundle,) = set(leftovers()) - before
+    process.kill()
+    process.wait()
+    # The container goes on, so nothing of it may be touched.
+    run(workspace, image, "true")
+    rootfs = f"/run/{bundle}/rootfs"
+    check(os.path.ismount(rootfs), "a container in use lost its root")
+    with open(f"{rootfs}/end", "w", encoding="ascii"):
+        pass
+    process.stdout.read()  # to the end of the container
+    wait_until(lambda: subprocess.run(["pgrep", "-f", f"crun.*{bundle}"], check=False,
+                                      stdout=subprocess.DEVNULL).returncode != 0, "crun ends")
+    run(workspace, image, "true")
+    check_equal(set(leftovers()) - before, set(), "what is left in /run")
+    workspace.check_nothing_left()
 
 
 @test("run.proc-and-devices-are-there")

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <signal.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -11,6 +10,7 @@
 #include "chunkstore/base/file.h"
 #include "fs/engine/client.h"
 #include "fs/image/image.h"
+#include "tools/lamina/bundle.h"
 #include "tools/lamina/commands.h"
 #include "tools/lamina/output.h"
 
@@ -42,7 +42,7 @@ class MountedRootfs {
       : client_(other.client_), target_(std::exchange(other.target_, std::string())) {}
   ~MountedRootfs() {
     if (absl::Status status = Unmount(); !status.ok()) {
-      fmt::print(stderr, "lamina: {}\n", std::string(status.message()));
+      PrintError(std::string(status.message()));
     }
   }
 
@@ -63,19 +63,19 @@ double MillisecondsSince(steady_clock::time_point start) {
   return std::chrono::duration<double, std::milli>(steady_clock::now() - start).count();
 }
 
-// SIGTERM and SIGHUP before and after the container runs would leave its mount behind.
+// Signals before and after the container runs would leave its mount behind.
 void BlockStopSignals() {
   sigset_t signals;
   ::sigemptyset(&signals);
-  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) ::sigaddset(&signals, signal);
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGQUIT}) ::sigaddset(&signals, signal);
   ::sigprocmask(SIG_BLOCK, &signals, nullptr);
 }
 
 absl::StatusOr<int> Run(Options& options) {
+  ASSIGN_OR_RETURN(const std::string reference, AbsoluteReference(options.image));
   if (::geteuid() != 0) {
     return absl::FailedPreconditionError("run needs root: it mounts, and starts a container");
   }
-  ASSIGN_OR_RETURN(const std::string reference, AbsoluteReference(options.image));
   ASSIGN_OR_RETURN(const registry::Settings registry, ToSettings(options.registry));
   ASSIGN_OR_RETURN(const fs::Image image,
                    fs::OpenImage(reference, oci::Platform::Host(), {.settings = registry}),
@@ -84,12 +84,11 @@ absl::StatusOr<int> Run(Options& options) {
     ASSIGN_OR_RETURN(options.writable_dir, ExistingDirectory(options.writable_dir),
                      "--writable-dir");
   }
-  ASSIGN_OR_RETURN(const TemporaryDirectory bundle,
-                   TemporaryDirectory::Create("/run", "lamina-run-"));
-  const std::string rootfs = bundle.path() + "/rootfs";
-  if (::mkdir(rootfs.c_str(), 0755) != 0) return ErrnoStatus(errno, "create " + rootfs);
-
   BlockStopSignals();
+  RemoveStaleBundles();
+  ASSIGN_OR_RETURN(const Bundle bundle, Bundle::Create());
+  const std::string rootfs = bundle.rootfs();
+
   const steady_clock::time_point start = steady_clock::now();
   ASSIGN_OR_RETURN(std::vector<std::string> engine, EngineArguments(options.cache));
   fs::Client client(options.state, ProgramPath(), std::move(engine));
@@ -110,8 +109,8 @@ absl::StatusOr<int> Run(Options& options) {
                    "run {}", options.image);
   RETURN_IF_ERROR(WriteFileAtomically(bundle.path() + "/config.json", config));
   const steady_clock::time_point run_start = steady_clock::now();
-  const std::string id = bundle.path().substr(bundle.path().rfind('/') + 1);
-  ASSIGN_OR_RETURN(const int exit_code, backends::RunWithCrun(bundle.path(), id), "run {}",
+  ASSIGN_OR_RETURN(const int exit_code,
+                   backends::RunWithCrun(bundle.path(), bundle.id(), bundle.lock()), "run {}",
                    options.image);
   const double run_milliseconds = MillisecondsSince(run_start);
 
@@ -121,7 +120,7 @@ absl::StatusOr<int> Run(Options& options) {
                           {"mount_ms", mount_milliseconds},
                           {"run_ms", run_milliseconds},
                           {"mount", reports.at(0)}};
-    fmt::print(stderr, "{}\n", summary.dump(-1, ' ', false, json::error_handler_t::replace));
+    WriteText(stderr, summary.dump(-1, ' ', false, json::error_handler_t::replace) + "\n");
   }
   RETURN_IF_ERROR(mounted.Unmount());
   return exit_code;
