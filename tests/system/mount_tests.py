@@ -412,6 +412,35 @@ def _(workspace):
     workspace.lamina("umount", directory)
 
 
+@test("mount.state-is-not-put-into-a-directory-of-something-else")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    directory = workspace.new_directory("mnt")
+    mine = workspace.new_directory("mine")
+    (mine / "letter").write_text("dear", encoding="ascii")
+    result = workspace.lamina("mount", image, directory, f"--state={mine}", status=1)
+    check("neither empty nor a state directory" in result.stderr, result.stderr)
+    check_equal(os.listdir(mine), ["letter"], "what is there")
+    (mine / "letter").unlink()
+    mine.chmod(0o750)
+    with workspace.mounted(image, state=mine, directory=directory):
+        check_equal(mine.stat().st_mode & 0o7777, 0o750, "the mode of a directory that was there")
+
+
+@test("mount.server-keeps-no-descriptor-of-its-caller")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    directory = workspace.new_directory("mnt")
+    ends = os.pipe()
+    workspace.lamina("mount", image, directory, f"--state={workspace.state}", pass_fds=ends)
+    os.close(ends[1])
+    check_equal(os.read(ends[0], 1), b"", "what a pipe gives whose writer has ended")
+    os.close(ends[0])
+    workspace.lamina("umount", directory)
+
+
 @test("mount.works-without-standard-streams")
 def _(workspace):
     need_root()

@@ -3,8 +3,11 @@
 #include <signal.h>
 #include <spdlog/sinks/basic_file_sink.h>
 #include <spdlog/spdlog.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <memory>
 
@@ -15,6 +18,9 @@
 
 namespace lamina::cli {
 namespace {
+
+constexpr std::string_view kLockFile = "lock";  // see fs/engine/engine.h
+constexpr std::string_view kLogFile = "engine.log";
 
 struct Options {
   fs::ServerOptions server;
@@ -28,25 +34,55 @@ void Tell(UniqueFd& ready, const std::string& text) {
   ready.Reset();
 }
 
-// Leaves the caller's session and terminal; the log goes to a file.
-absl::Status Detach(const std::string& state) {
+// Makes the state directory if it is missing. One that is there must be empty or an engine's, so that
+// a slip of the hand does not fill someone's directory; its mode stays as it is.
+absl::Status PrepareState(const std::string& state) {
+  std::error_code error;
+  std::filesystem::create_directories(std::filesystem::path(state).parent_path(), error);
+  if (error) return ErrnoStatus(error.value(), "create the parent of " + state);
+  if (::mkdir(state.c_str(), 0700) == 0) return absl::OkStatus();
+  if (errno != EEXIST) return ErrnoStatus(errno, "create state directory " + state);
+  bool empty = true;
+  for (std::filesystem::directory_iterator entry(state, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename();
+    if (name == kLockFile) return absl::OkStatus();
+    if (name != kLogFile) empty = false;  // an engine may fail before it has a lock
+  }
+  if (error) return ErrnoStatus(error.value(), "state directory " + state);
+  if (empty) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      fmt::format("{} is neither empty nor a state directory of Lamina", state));
+}
+
+// Leaves the caller's session, terminal and descriptors but `ready`; the log goes to a file.
+absl::Status Detach(const std::string& state, int ready) {
   if (const pid_t child = ::fork(); child != 0) {
     if (child < 0) return ErrnoStatus(errno, "fork");
     ::_exit(0);
   }
   ::setsid();
+  // A pipe of the caller's would not end for its reader as long as the engine lives.
+  const auto after_ready = static_cast<unsigned>(ready) + 1;
+  if (ready > STDERR_FILENO + 1) ::close_range(STDERR_FILENO + 1, after_ready - 2, 0);
+  ::close_range(after_ready, ~0U, 0);
   if (::chdir("/") != 0) return ErrnoStatus(errno, "chdir /");
-  std::error_code error;
-  std::filesystem::create_directories(state, error);
-  if (error) return ErrnoStatus(error.value(), "create state directory " + state);
-  std::filesystem::permissions(state, std::filesystem::perms::owner_all, error);
+  RETURN_IF_ERROR(PrepareState(state));
   ASSIGN_OR_RETURN(const UniqueFd null, OpenFile("/dev/null", O_RDWR));
-  ASSIGN_OR_RETURN(const UniqueFd log,
-                   OpenFile(state + "/engine.log", O_WRONLY | O_CREAT | O_APPEND, 0600));
+  ASSIGN_OR_RETURN(const UniqueFd log, OpenFile(fmt::format("{}/{}", state, kLogFile),
+                                                O_WRONLY | O_CREAT | O_APPEND, 0600));
   ::dup2(null.get(), STDIN_FILENO);
   ::dup2(log.get(), STDOUT_FILENO);
   ::dup2(log.get(), STDERR_FILENO);
   return absl::OkStatus();
+}
+
+// Each blob of each mount takes a few descriptors; the soft limit is 1024 for the sake of select(2).
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 absl::StatusOr<int> Run(Options& options) {
@@ -54,11 +90,14 @@ absl::StatusOr<int> Run(Options& options) {
   UniqueFd ready(options.ready_fd);
   if (ready.valid()) {
     ::fcntl(ready.get(), F_SETFD, FD_CLOEXEC);
-    if (absl::Status status = Detach(options.server.engine.state); !status.ok()) {
+    if (absl::Status status = Detach(options.server.engine.state, options.ready_fd); !status.ok()) {
       Tell(ready, fs::ErrorToJson(status).dump());
-      return status;
+      return kExitFailure;  // the caller prints what it was told
     }
+  } else {
+    RETURN_IF_ERROR(PrepareState(options.server.engine.state));
   }
+  RaiseDescriptorLimit();
   sigset_t signals;
   ::sigemptyset(&signals);
   ::sigaddset(&signals, SIGTERM);
@@ -72,7 +111,7 @@ absl::StatusOr<int> Run(Options& options) {
   if (!status.ok()) {
     Tell(ready, fs::ErrorToJson(status).dump());
     spdlog::error("{}", std::string(status.message()));
-    return status;
+    return kExitFailure;
   }
   return kExitOk;
 }
