@@ -9,6 +9,8 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
+#include <memory>
 #include <vector>
 
 #include "fs/image/decompress.h"
@@ -21,6 +23,12 @@ constexpr uint64_t kTarBlock = 512;
 constexpr size_t kMaxMembers = 1 << 16;
 constexpr uint64_t kMaxExtendedHeader = 1 << 20;
 constexpr int kMaxLinks = 16;
+// What comes out of a compressed archive, at most: this much, or this many times its size. Layers
+// compress to a third or less; many are compressed already.
+constexpr uint64_t kFreeSize = 256 << 20;
+constexpr uint64_t kMaxRatio = 64;
+// Offsets in a file.
+constexpr uint64_t kMaxOffset = std::numeric_limits<int64_t>::max();
 
 struct TarHeader {  // POSIX.1-2017, pax, "ustar Interchange Format"
   char name[100];
@@ -165,65 +173,135 @@ std::string MemberName(const TarHeader& header, const Overrides& overrides) {
 }
 
 // A file that has no name and goes when it is closed.
-absl::StatusOr<UniqueFd> NamelessFile() {
-  const char* const configured = std::getenv("TMPDIR");
-  const std::string directory = configured != nullptr ? configured : "/var/tmp";
-  ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(directory, O_TMPFILE | O_RDWR, 0600));
-  return fd;
+absl::StatusOr<UniqueFd> NamelessFile(const std::string& directory) {
+  return OpenFile(directory, O_TMPFILE | O_RDWR, 0600);
 }
 
-absl::StatusOr<ByteRange> DecompressToFile(const ByteRange& archive, Compression compression) {
-  ASSIGN_OR_RETURN(UniqueFd fd, NamelessFile());
-  const std::unique_ptr<Decompressor> decompressor = Decompressor::Create(compression);
-  std::vector<std::byte> input(kIoSize);
-  std::vector<std::byte> output(kIoSize);
-  uint64_t written = 0;
-  for (uint64_t position = 0; position < archive.size;) {
-    const size_t length = std::min<uint64_t>(input.size(), archive.size - position);
-    std::span<const std::byte> rest(input.data(), length);
-    RETURN_IF_ERROR(archive.Read(position, std::span(input).first(length)));
-    position += length;
-    for (size_t produced = output.size(); !rest.empty() || produced == output.size();) {
-      ASSIGN_OR_RETURN(produced, decompressor->Decompress(rest, output));
-      RETURN_IF_ERROR(WriteFull(fd.get(), written, std::span(output).first(produced)));
-      written += produced;
-    }
+// A compressed archive in a temporary file, decompressed as far as it is asked for.
+class DecompressedFile {
+ public:
+  static absl::StatusOr<std::unique_ptr<DecompressedFile>> Open(const ByteRange& archive,
+                                                                Compression compression) {
+    const char* const configured = std::getenv("TMPDIR");
+    const bool chosen = configured != nullptr && *configured != '\0';
+    const std::string directory = chosen ? configured : "/var/tmp";
+    const std::string context = fmt::format("temporary file in {} ({})", directory,
+                                            chosen ? "from TMPDIR" : "TMPDIR names another place");
+    ASSIGN_OR_RETURN(UniqueFd fd, NamelessFile(directory), "{}", context);
+    // Not make_unique: the constructor is private.
+    return std::unique_ptr<DecompressedFile>(
+        new DecompressedFile(archive, compression, std::move(fd), context));
   }
-  RETURN_IF_ERROR(decompressor->Finish());
-  return ByteRange::OfFile(std::move(fd), written);
-}
+
+  // Whether the archive has at least `end` bytes; then they are in the file.
+  absl::StatusOr<bool> Reach(uint64_t end) {
+    while (size_ < end && !ended_) RETURN_IF_ERROR(Continue());
+    return size_ >= end;
+  }
+  // Bytes in the file so far.
+  uint64_t size() const { return size_; }
+  // All that it will have; only what was reached can be read.
+  const ByteRange& content() const { return content_; }
+
+ private:
+  DecompressedFile(const ByteRange& archive, Compression compression, UniqueFd fd,
+                   std::string context)
+      : archive_(archive),
+        decompressor_(Decompressor::Create(compression)),
+        content_(ByteRange::OfFile(UniqueFd(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)), kMaxOffset)),
+        file_(std::move(fd)),
+        context_(std::move(context)) {}
+
+  absl::Status Continue() {
+    if (rest_.empty() && !more_) {
+      const size_t length = std::min<uint64_t>(input_.size(), archive_.size - position_);
+      if (length == 0) {
+        ended_ = true;
+        return decompressor_->Finish();
+      }
+      RETURN_IF_ERROR(archive_.Read(position_, std::span(input_).first(length)));
+      position_ += length;
+      rest_ = std::span(input_).first(length);
+    }
+    ASSIGN_OR_RETURN(const size_t produced, decompressor_->Decompress(rest_, output_));
+    more_ = produced == output_.size();
+    if (size_ + produced > kFreeSize && (size_ + produced) / kMaxRatio > archive_.size) {
+      return absl::ResourceExhaustedError(
+          fmt::format("more than {} bytes come out of {}: decompress it first if it is no bomb",
+                      std::max(kFreeSize, kMaxRatio * archive_.size), archive_.size));
+    }
+    RETURN_IF_ERROR(WriteFull(file_.get(), size_, std::span(output_).first(produced)), "{}",
+                    context_);
+    size_ += produced;
+    return absl::OkStatus();
+  }
+
+  const ByteRange archive_;
+  const std::unique_ptr<Decompressor> decompressor_;
+  const ByteRange content_;
+  const UniqueFd file_;
+  const std::string context_;
+  std::vector<std::byte> input_ = std::vector<std::byte>(kIoSize);
+  std::vector<std::byte> output_ = std::vector<std::byte>(kIoSize);
+  std::span<const std::byte> rest_;  // of the input, not yet decompressed
+  bool more_ = false;                // the decompressor may have more without further input
+  uint64_t position_ = 0;            // in the archive, of the next input
+  uint64_t size_ = 0;
+  bool ended_ = false;
+};
 
 }  // namespace
 
 absl::StatusOr<TarIndex> TarIndex::Open(const std::string& path) {
   ASSIGN_OR_RETURN(ByteRange archive, ByteRange::Open(path));
   ASSIGN_OR_RETURN(const Compression compression, DetectCompression(archive), "{}", path);
-  if (compression != Compression::kNone) {
-    ASSIGN_OR_RETURN(archive, DecompressToFile(archive, compression), "decompress {}", path);
+  if (compression == Compression::kNone) {
+    ASSIGN_OR_RETURN(TarIndex index, Build(std::move(archive)), "{}", path);
+    return index;
   }
-  ASSIGN_OR_RETURN(TarIndex index, Build(std::move(archive)), "{}", path);
+  ASSIGN_OR_RETURN(const std::unique_ptr<DecompressedFile> file,
+                   DecompressedFile::Open(archive, compression), "decompress {}", path);
+  TarIndex index;
+  index.archive_ = file->content();
+  const auto reach = [&](uint64_t end) -> absl::StatusOr<bool> {
+    ASSIGN_OR_RETURN(const bool reached, file->Reach(end), "decompress");
+    return reached;
+  };
+  RETURN_IF_ERROR(index.AddMembers(reach), "{}", path);
+  index.archive_.size = file->size();
   return index;
 }
 
 absl::StatusOr<TarIndex> TarIndex::Build(ByteRange archive) {
   TarIndex index;
   index.archive_ = std::move(archive);
-  const ByteRange& file = index.archive_;
+  const uint64_t size = index.archive_.size;
+  RETURN_IF_ERROR(index.AddMembers([size](uint64_t end) { return end <= size; }));
+  return index;
+}
+
+absl::Status TarIndex::AddMembers(const Reach& reach) {
   Overrides overrides;
   uint64_t position = 0;
-  while (file.size - position >= kTarBlock) {
+  for (;;) {
+    ASSIGN_OR_RETURN(const bool more, reach(position + kTarBlock));
+    if (!more) break;
     TarHeader header;
-    RETURN_IF_ERROR(file.Read(position, std::as_writable_bytes(std::span(&header, 1))));
-    if (IsZero(header)) return index;
+    RETURN_IF_ERROR(archive_.Read(position, std::as_writable_bytes(std::span(&header, 1))));
+    if (IsZero(header)) return absl::OkStatus();
     RETURN_IF_ERROR(CheckHeader(header), "at {}", position);
     ASSIGN_OR_RETURN(uint64_t size, Number({header.size, sizeof(header.size)}), "at {}: size",
                      position);
     size = overrides.size.value_or(size);
     position += kTarBlock;
-    if (size > file.size - position) {
+    bool whole = size < kMaxOffset - position - kTarBlock;
+    if (whole) {
+      ASSIGN_OR_RETURN(whole, reach(position + size));
+    }
+    if (!whole) {
       return absl::DataLossError(fmt::format("at {}: archive ends inside a member", position));
     }
-    const ByteRange content = file.Part(position, size);
+    const ByteRange content = archive_.Part(position, size);
     ASSIGN_OR_RETURN(const bool extended, ApplyExtendedHeader(header.type, content, overrides),
                      "at {}", position);
     if (!extended) {
@@ -236,20 +314,25 @@ absl::StatusOr<TarIndex> TarIndex::Build(ByteRange archive) {
         // A symbolic link starts from its own directory, a hard link from the top.
         if (header.type == '2') target = fmt::format("{}/{}", DirectoryOf(*name), target);
         if (is_link) member.target = NormalName(target).value_or("");
-        index.members_.insert_or_assign(*name, std::move(member));
+        members_.insert_or_assign(*name, std::move(member));
       }
-      if (index.members_.size() > kMaxMembers) {
+      if (members_.size() > kMaxMembers) {
         return absl::ResourceExhaustedError(
             fmt::format("more than {} members: not the archive of an image", kMaxMembers));
       }
       overrides = Overrides();
     }
-    position += std::min((size + kTarBlock - 1) / kTarBlock * kTarBlock, file.size - position);
+    // The last one may lack its padding.
+    const uint64_t padded = (size + kTarBlock - 1) / kTarBlock * kTarBlock;
+    ASSIGN_OR_RETURN(const bool has_padding, reach(position + padded));
+    if (!has_padding) return absl::OkStatus();
+    position += padded;
   }
-  if (position != file.size || index.members_.empty()) {
+  ASSIGN_OR_RETURN(const bool ends_early, reach(position + 1));
+  if (ends_early || members_.empty()) {
     return absl::DataLossError(fmt::format("not a tar archive, or it ends early at {}", position));
   }
-  return index;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<ByteRange> TarIndex::Find(std::string_view name) const {

@@ -6,6 +6,7 @@
 #define LAMINA_FS_IMAGE_TAR_INDEX_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -20,7 +21,8 @@ class TarIndex {
  public:
   // Opens an archive, compressed with gzip or zstd or not. One that is compressed is first
   // decompressed to a nameless file in $TMPDIR (or /var/tmp): members of a compressed archive
-  // cannot be reached by offset.
+  // cannot be reached by offset. What follows the end of the archive is not decompressed;
+  // kResourceExhausted if more than 256 MiB and 64 times the archive's size come out of it.
   static absl::StatusOr<TarIndex> Open(const std::string& path);
   // Reads the headers of an uncompressed archive: ustar, GNU long names, pax records.
   static absl::StatusOr<TarIndex> Build(ByteRange archive);
@@ -31,6 +33,10 @@ class TarIndex {
   absl::StatusOr<ByteRange> Find(std::string_view name) const;
 
  private:
+  // Whether the archive has at least `end` bytes; then they can be read.
+  using Reach = std::function<absl::StatusOr<bool>(uint64_t end)>;
+  absl::Status AddMembers(const Reach& reach);
+
   struct Member {
     uint64_t offset = 0;
     uint64_t size = 0;

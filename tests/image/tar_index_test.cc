@@ -85,6 +85,41 @@ TEST_F(TarIndexTest, ReadsCompressedArchives) {
   }
 }
 
+TEST_F(TarIndexTest, DecompressesNoMoreThanTheArchive) {
+  std::string tar = MakeTar({{"b", "content"}});
+  tar += Noise(1 << 20, 1) + std::string(64 << 20, '\0');
+  const std::string whole = Zstd(tar);
+  // What is behind the end of the archive is not looked at, whether it is there or not.
+  for (const std::string& archive : {whole, whole.substr(0, whole.size() - 100)}) {
+    const auto index = Index(archive);
+    ASSERT_TRUE(index.ok()) << index.status();
+    EXPECT_EQ(Content(*index, "b"), "content");
+  }
+}
+
+TEST_F(TarIndexTest, RefusesABombBeforeItIsAllThere) {
+  // 8 GiB of zeros in a member of that size: frames of 64 MiB, repeated.
+  std::string tar = MakeTar({{"zeros", ""}});
+  tar.replace(124, 12, std::string("\x80\0\0\0\0\0\0\2\0\0\0\0", 12));
+  std::fill_n(tar.begin() + 148, 8, ' ');
+  uint64_t sum = 0;
+  for (size_t i = 0; i < 512; ++i) sum += static_cast<uint8_t>(tar[i]);
+  tar.replace(148, 8, fmt::format("{:06o}", sum) + std::string("\0 ", 2));
+  std::string archive = Zstd(tar.substr(0, 512));
+  const std::string frame = Zstd(std::string(64 << 20, '\0'));
+  for (int i = 0; i < 128; ++i) archive += frame;
+  const absl::Status status = Index(archive).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.ToString(), HasSubstr("more than 268435456 bytes come out of"));
+}
+
+TEST_F(TarIndexTest, ErrorsAboutTheTemporaryFileNameTheVariable) {
+  ::setenv("TMPDIR", "/nonexistent", 1);
+  const absl::Status status = Index(Gzip(MakeTar({{"b", "content"}}))).status();
+  ::unsetenv("TMPDIR");
+  EXPECT_THAT(status.ToString(), HasSubstr("temporary file in /nonexistent (from TMPDIR)"));
+}
+
 TEST_F(TarIndexTest, RefusesWhatIsNotAWholeArchive) {
   const std::string tar = MakeTar({{"a", Noise(1000, 1)}});
   EXPECT_FALSE(Index("").ok());
