@@ -59,14 +59,20 @@ class ProgressMeter {
   Clock::time_point last_call_;
 };
 
+absl::Status CheckNotCancelled(const ConvertOptions& options) {
+  if (!options.cancelled || !options.cancelled()) return absl::OkStatus();
+  return absl::CancelledError("stopped; nothing was written");
+}
+
 // Tells how much of a directory has been read. Its size is not known in advance.
 class ProgressSink : public erofs::ContentSink {
  public:
-  ProgressSink(erofs::ContentSink& sink, ProgressMeter& progress)
-      : sink_(sink), progress_(progress) {}
+  ProgressSink(erofs::ContentSink& sink, const ConvertOptions& options, ProgressMeter& progress)
+      : sink_(sink), options_(options), progress_(progress) {}
 
   absl::Status BeginFile(uint64_t size) override { return sink_.BeginFile(size); }
   absl::Status Append(std::span<const std::byte> data) override {
+    RETURN_IF_ERROR(CheckNotCancelled(options_));
     bytes_ += data.size();
     progress_.Update(bytes_);
     return sink_.Append(data);
@@ -76,6 +82,7 @@ class ProgressSink : public erofs::ContentSink {
 
  private:
   erofs::ContentSink& sink_;
+  const ConvertOptions& options_;
   ProgressMeter& progress_;
   uint64_t bytes_ = 0;
 };
@@ -96,7 +103,8 @@ absl::StatusOr<ConvertedLayer> ConvertLayer(ImageWriter& output, const ConvertOp
                                             const SourceLayer& layer, ProgressMeter& progress) {
   ASSIGN_OR_RETURN(const std::unique_ptr<LayerStream> stream,
                    LayerStream::Open(layer.content, layer.digest, layer.diff_id));
-  const auto read = [&](std::span<std::byte> into) {
+  const auto read = [&](std::span<std::byte> into) -> absl::StatusOr<size_t> {
+    RETURN_IF_ERROR(CheckNotCancelled(options));
     progress.Update(stream->source_bytes_read());
     return stream->Read(into);
   };
@@ -396,7 +404,7 @@ absl::StatusOr<ConvertResult> ConvertDirectory(const ConvertOptions& options,
   ASSIGN_OR_RETURN(const WrittenLayer written,
                    WriteLayer(*output, BlobOptions(options), std::nullopt,
                               [&](erofs::ContentSink& sink) {
-                                ProgressSink counted(sink, progress);
+                                ProgressSink counted(sink, options, progress);
                                 return erofs::ImportDirectory(reference.path, counted);
                               }),
                    "directory {}", reference.path);

@@ -36,6 +36,8 @@ struct ConvertOptions {
     uint64_t source_bytes = 0;       // 0 if not known
   };
   std::function<void(const Progress&)> progress;
+  // Asked now and then from the same thread; true stops the conversion with kCancelled. May be null.
+  std::function<bool()> cancelled;
 };
 
 struct ConvertedLayer {

@@ -3,13 +3,14 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 
 import image_case
 import reference
 from harness import (TRANSPORTS, check, check_equal, compare, need_root, noise, program, small_image,
-                     test)
+                     test, wait_until)
 from oci_layout import INDEX, Image, Layout
 
 TYPICAL = "whiteout.deleted-and-created-five-times"
@@ -303,3 +304,22 @@ def _(workspace):
         result = subprocess.run(f"{program('LAMINA')} inspect oci:{workspace.path('no')} {redirection}",
                                 shell=True, check=False, timeout=60)
         check_equal(result.returncode, 1, "exit code")
+
+
+@test("convert.signals-leave-nothing")
+def _(workspace):
+    source = workspace.new_directory("root")
+    with open(source / "large", "wb") as file:
+        for _ in range(64):
+            file.write(os.urandom(4 << 20))
+    parent = workspace.new_directory("out")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process = subprocess.Popen([program("LAMINA"), "convert", f"dir:{source}",
+                                    f"oci:{parent}/image", "--level=19", "--jobs=1"],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        wait_until(lambda: os.listdir(parent), "it stages")
+        process.send_signal(number)
+        _, error = process.communicate(timeout=60)
+        check_equal(process.returncode, 128 + number, f"exit code ({error!r})")
+        check(error.startswith(b"lamina: convert "), f"the error is {error!r}")
+        check_equal(os.listdir(parent), [], "what is left")

@@ -1,7 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <chrono>
 #include <memory>
+#include <thread>
 
+#include "chunkstore/base/file.h"
 #include "fs/image/convert.h"
 #include "fs/image/reference.h"
 #include "tools/lamina/commands.h"
@@ -83,6 +92,52 @@ absl::Status CheckReferences(const fs::ConvertOptions& options) {
   return absl::OkStatus();
 }
 
+// While it lives, SIGINT, SIGTERM and SIGHUP do not end the process but are noted, so that what was
+// staged can be removed. A second one ends it.
+class StopSignals {
+ public:
+  StopSignals() {
+    ::sigemptyset(&signals_);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::sigaddset(&signals_, signal);
+    ::pthread_sigmask(SIG_BLOCK, &signals_, &before_);  // threads that start from now on have it
+    arrived_ = UniqueFd(::signalfd(-1, &signals_, SFD_CLOEXEC));
+    stop_ = UniqueFd(::eventfd(0, EFD_CLOEXEC));
+    thread_ = std::thread([this] { Wait(); });
+  }
+  ~StopSignals() {
+    ::eventfd_write(stop_.get(), 1);
+    thread_.join();
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+
+  // The one that arrived, or 0.
+  int signal() const { return signal_; }
+
+ private:
+  void Wait() {
+    pollfd events[] = {{.fd = stop_.get(), .events = POLLIN},
+                       {.fd = arrived_.get(), .events = POLLIN}};
+    while (::poll(events, 2, -1) < 0) {
+    }
+    signalfd_siginfo info{};
+    if (events[0].revents != 0) return;
+    if (::read(arrived_.get(), &info, sizeof(info)) != sizeof(info)) return;
+    signal_ = static_cast<int>(info.ssi_signo);
+    ::pthread_sigmask(SIG_UNBLOCK, &signals_, nullptr);
+    while (::poll(events, 1, -1) < 0) {
+    }
+  }
+
+  sigset_t signals_;
+  sigset_t before_;
+  UniqueFd arrived_;
+  UniqueFd stop_;
+  std::atomic<int> signal_ = 0;
+  std::thread thread_;
+};
+
 absl::StatusOr<int> Run(Options& options) {
   RETURN_IF_ERROR(UsageError(CheckReferences(options.convert)));
   ASSIGN_OR_RETURN(options.convert.access.settings, ToSettings(options.registry));
@@ -93,13 +148,21 @@ absl::StatusOr<int> Run(Options& options) {
     if (!platform.ok()) return UsageError(platform.status());
     options.convert.platform = *platform;
   }
+  const StopSignals signals;
+  options.convert.cancelled = [&signals] { return signals.signal() != 0; };
   ProgressLine line;
   options.convert.progress = [&line](const fs::ConvertOptions::Progress& progress) {
     line.Update(fmt::format("layer {} of {}", progress.layer + 1, progress.layers),
                 progress.source_bytes_read, progress.source_bytes);
   };
   const auto start = std::chrono::steady_clock::now();
-  ASSIGN_OR_RETURN(const fs::ConvertResult result, fs::Convert(options.convert));
+  const absl::StatusOr<fs::ConvertResult> converted = fs::Convert(options.convert);
+  if (absl::IsCancelled(converted.status())) {
+    PrintError(std::string(converted.status().message()));
+    return 128 + signals.signal();
+  }
+  RETURN_IF_ERROR(converted.status());
+  const fs::ConvertResult& result = *converted;
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (options.json) {
