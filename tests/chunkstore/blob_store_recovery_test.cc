@@ -96,6 +96,30 @@ TEST_F(RecoveryTest, FetchesWhatATruncatedDataFileLost) {
   EXPECT_GT(ExpectReadable(blob)->fetched_frames, 1u);
 }
 
+TEST_F(RecoveryTest, IsNotMisledByTheDataOfAnotherBlob) {
+  const TestBlob blob = AddMixedBlob();
+  const TestBlob other = AddBlob({RandomBytes(3 << 20, 77)});
+  FillBlob(blob);
+  FillBlob(other);
+  std::filesystem::copy_file(LocalPath(other, "data"), LocalPath(blob, "data"),
+                             std::filesystem::copy_options::overwrite_existing);
+  EXPECT_EQ(ExpectReadable(blob)->fetched_frames, blob.info.frames);
+  EXPECT_EQ(ExpectReadable(blob)->fetched_frames, 0u);
+}
+
+TEST_F(RecoveryTest, ABitmapThatLiesCostsNoMoreThanALook) {
+  const TestBlob blob = AddMixedBlob();
+  FillBlob(blob);
+  std::filesystem::resize_file(LocalPath(blob, "data"), 0);
+  const auto store = OpenStore();
+  const auto attached = store->Attach(blob.descriptor(), NewOrigin());
+  ASSERT_TRUE(attached.ok()) << attached.status();
+  const uint64_t claimed = store->GetUsage().used_bytes;
+  EXPECT_EQ(claimed, (*attached)->size());
+  EXPECT_TRUE(ReadBlob(**attached).value() == AddressSpace(blob));
+  EXPECT_EQ(store->GetUsage().used_bytes, claimed);
+}
+
 TEST_F(RecoveryTest, IsNotMisledByDamagedOrMissingLocalFiles) {
   const TestBlob blob = AddMixedBlob();
   for (const std::string file :
