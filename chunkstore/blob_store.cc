@@ -188,14 +188,16 @@ std::shared_ptr<StoredBlob> BlobStoreImpl::OpenToEvict(const Digest& digest) {
   if (!lock.owns_lock()) return nullptr;  // being attached, which may take long
   std::shared_ptr<StoredBlob> blob = slot->blob.lock();
   if (blob != nullptr) return blob;
-  const auto descriptor = DescriptorOf(DirectoryOf(digest));
-  auto local = descriptor.ok() ? LocalBlob::Open(DirectoryOf(digest), *descriptor)
+  const std::string directory = DirectoryOf(digest);
+  const auto descriptor = DescriptorOf(directory);
+  auto local = descriptor.ok() ? LocalBlob::Open(directory, *descriptor)
                                : absl::StatusOr<std::unique_ptr<LocalBlob>>(descriptor.status());
   if (!local.ok()) {
-    spdlog::warn("blob {}: cannot be evicted from, and is removed: {}", digest.ToString(),
+    spdlog::warn("blob {}: cannot be evicted from: {}", digest.ToString(),
                  std::string(local.status().message()));
-    RemoveDirectory(DirectoryOf(digest)).IgnoreError();
-    shared_.cache->Forget(digest);
+    // Of damaged tables nothing is left that would make the data usable.
+    const bool removed = absl::IsDataLoss(local.status()) && RemoveDirectory(directory).ok();
+    if (removed || absl::IsNotFound(local.status())) shared_.cache->Forget(digest);
     return nullptr;
   }
   blob = StoredBlob::Create(*descriptor, *std::move(local), nullptr, shared_);

@@ -144,6 +144,21 @@ TEST_F(EvictionTest, EvictsWhatEarlierProcessesLeftOldestFirst) {
   EXPECT_EQ(Read(*Attach(*store, newer), newer, 0, 8), 0u);
 }
 
+TEST_F(EvictionTest, DamagedBlobsThatNobodyUsesAreRemoved) {
+  const TestBlob blob = AddFrames(4);
+  FillBlob(blob);
+  std::filesystem::resize_file(LocalPath(blob, "frames"), 100);
+  std::filesystem::resize_file(LocalPath(blob, "checksums"), 0);
+  std::filesystem::copy_file(LocalPath(blob, "metadata"), LocalPath(blob, "present"),
+                             std::filesystem::copy_options::overwrite_existing);
+  const auto store = Open(100 * kFrames);
+  EXPECT_GT(store->GetUsage().used_bytes, 0u);
+  store->Shrink(0);
+  EXPECT_EQ(store->GetUsage().used_bytes, 0u);
+  EXPECT_TRUE(std::filesystem::is_empty(state()));
+  EXPECT_EQ(Read(*Attach(*store, blob), blob, 0, 4), 4u);
+}
+
 TEST_F(EvictionTest, PinnedBlobsStay) {
   const TestBlob pinned = AddFrames(8);
   const TestBlob other = AddFrames(32);
