@@ -12,12 +12,12 @@
 //              they are evicted
 // The time of `sections` is when the blob was used last.
 //
-// What the data files hold together is limited (CacheLimits): the frames that were not used for longest
-// are evicted, which makes them holes, and fetched again when they are needed. data_readers.h says how
-// readers and eviction get along.
+// What the data files hold together is limited (CacheLimits): the frames that were not used for
+// longest are evicted, which makes them holes, and fetched again when they are needed.
+// data_readers.h says how readers and eviction get along.
 //
-// Crash rules. A bit is set only after the write and cleared before the hole is punched, so a killed
-// process loses nothing and leaves no bit without its bytes. What the disk
+// Crash rules. A bit is set only after the write and cleared before the hole is punched, so a
+// killed process loses nothing and leaves no bit without its bytes. What the disk
 // made of it is never taken on trust: every process checks a frame that it finds present against
 // its XXH3 when it is first used, and fetches it again if it does not match. This covers a machine
 // crash, a truncated or damaged file and a restored backup with one rule, and needs no mark of a
@@ -57,12 +57,14 @@ class Blob {
   // EROFS metadata of the layer, verified; valid as long as the blob.
   virtual std::span<const std::byte> metadata() const = 0;
   virtual const FrameTable& frames() const = 0;
-  // The data file: for reading under a Hold, or in the `done` of a foreground fetch. Not to be mapped.
+  // The data file: for reading under a Hold, or in the `done` of a foreground fetch. Not to be
+  // mapped.
   virtual int data_fd() const = 0;
 
   // True if every byte of the range is in the data file and was verified by this process. It may be
-  // evicted the next moment: this is to decide what to fetch, not to read. Never blocks and takes no
-  // lock. The range must be inside the data file; what lies past size() is zeros and always ready.
+  // evicted the next moment: this is to decide what to fetch, not to read. Never blocks and takes
+  // no lock. The range must be inside the data file; what lies past size() is zeros and always
+  // ready.
   virtual bool Ready(uint64_t offset, uint64_t length) const = 0;
 
   // Like Ready(), and true for as long as the object lives that it returns; an empty one says no.
@@ -76,8 +78,8 @@ class Blob {
   // for, missing neighbours go out as one request, and an error goes to everyone who waited; the
   // next call tries again. Sequential foreground reads have frames fetched ahead of them.
   // After a foreground fetch the range stays in the data file until `done` returns, whatever the
-  // cache's limit, so ask for what is read at once, a few MiB at most. A prefetch evicts only what was
-  // not used since it was asked for; kResourceExhausted if that is not enough.
+  // cache's limit, so ask for what is read at once, a few MiB at most. A prefetch evicts only what
+  // was not used since it was asked for; kResourceExhausted if that is not enough.
   // kCancelled if the last user of the blob, or the store, goes before the fetch began. `stats` may
   // be null.
   virtual void Fetch(uint64_t offset, uint64_t length, Priority priority,
@@ -88,9 +90,9 @@ class Blob {
   // Attach, since it costs more than attaching: call it when nobody waits any more.
   virtual void ShareChunks() = 0;
 
-  // For a range whose fetch failed with kResourceExhausted, the disk being full: gets it from the data
-  // file where it is there, else from the origin, verified, and keeps nothing. Blocks as long as the
-  // origin takes. The range must be inside the data file.
+  // For a range whose fetch failed with kResourceExhausted, the disk being full: gets it from the
+  // data file where it is there, else from the origin, verified, and keeps nothing. Blocks as long
+  // as the origin takes. The range must be inside the data file.
   virtual absl::Status ReadThrough(uint64_t offset, std::span<std::byte> into,
                                    ReadStats& stats) = 0;
 
@@ -108,8 +110,9 @@ class BlobStore {
     int threads = 0;                   // 0: two for each processor, 16 at most
     CacheLimits limits;
     // Nothing is written: tables and data are in anonymous memory, and gone when the last user of a
-    // blob is. `directory` and `index` are not used. Unless limits.max_bytes says less or more, data
-    // take kMemoryCache bytes: enough that readers of neighbouring blocks decompress a frame once.
+    // blob is. `directory` and `index` are not used. Unless limits.max_bytes says less or more,
+    // data take kMemoryCache bytes: enough that readers of neighbouring blocks decompress a frame
+    // once.
     bool in_memory = false;
   };
   static constexpr uint64_t kMemoryCache = 32 << 20;
@@ -143,8 +146,8 @@ class BlobStore {
   };
   virtual Usage GetUsage() = 0;
 
-  // Nothing of these blobs is evicted from now on, in place of those named before. Blobs that are not
-  // in the store may be named.
+  // Nothing of these blobs is evicted from now on, in place of those named before. Blobs that are
+  // not in the store may be named.
   virtual void SetPinned(std::span<const Digest> blobs) = 0;
   // Evicts the frames that were not used for longest until data files hold no more than `bytes`, or
   // nothing is left but what is pinned or being read.

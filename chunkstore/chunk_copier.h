@@ -21,9 +21,9 @@
 namespace lamina::chunkstore {
 
 // Thread-safe. The index only says where to look: a chunk is copied if its SHA-256 is right, so it
-// does not matter whether the other blob is attached, complete, damaged or being written. Blobs that
-// are being evicted from are left alone (data_readers.h): what was right when it was checked could be
-// a hole when the file system is asked to share it.
+// does not matter whether the other blob is attached, complete, damaged or being written. Blobs
+// that are being evicted from are left alone (data_readers.h): what was right when it was checked
+// could be a hole when the file system is asked to share it.
 class ChunkCopier {
  public:
   // Blobs are directories below `directory`, named by the digits of their digest.
@@ -42,9 +42,9 @@ class ChunkCopier {
 
   // Puts frames of `blob` together from chunks in other blobs and marks them present: those of
   // `range`, which are in FramesOfChunk(frame) and held by the caller. Returns the bytes written,
-  // none for those that the file system shares; nothing if any chunk is not to be had, which is found
-  // out before anything is read. `buffer` has kChunkSize bytes. Must be called inside a section of
-  // `readers`: the other blobs are read and shared as long as the call takes.
+  // none for those that the file system shares; nothing if any chunk is not to be had, which is
+  // found out before anything is read. `buffer` has kChunkSize bytes. Must be called inside a
+  // section of `readers`: the other blobs are read and shared as long as the call takes.
   std::optional<uint64_t> Copy(const Digest& digest, const ChunkTable& chunks, uint32_t frame,
                                FrameRange range, LocalBlob& blob, const DataReaders& readers,
                                std::span<std::byte> buffer);

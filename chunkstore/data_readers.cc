@@ -10,7 +10,8 @@
 namespace lamina::chunkstore {
 namespace {
 
-// A section lasts as long as a read from the page cache, or from the local disk if it comes to that.
+// A section lasts as long as a read from the page cache, or from the local disk if it comes to
+// that.
 constexpr std::chrono::microseconds kFirstPause(5);
 constexpr std::chrono::microseconds kLastPause(1000);
 

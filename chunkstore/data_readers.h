@@ -6,19 +6,20 @@
 // zeros, who reads and who evicts keep to one rule:
 //
 //   reader:   enter a section; look at the frame's bit; read only if it is set; leave.
-//   evictor:  clear the bit; AwaitReaders(); punch the hole; only then let the frame be fetched again.
+//   evictor:  clear the bit; AwaitReaders(); punch the hole; only then let the frame be fetched
+//             again.
 //
-// Why it is right: bits and counters are changed and looked at with sequential consistency, so there
-// is one order of all these steps. A reader that finds the bit set has looked before the evictor
-// cleared it (or after the frame was written anew, which is after the hole), so it has entered before
-// as well, and AwaitReaders(), which comes after the clearing, waits until it has left. A reader that
-// looks later finds the bit clear and reads nothing.
+// Why it is right: bits and counters are changed and looked at with sequential consistency, so
+// there is one order of all these steps. A reader that finds the bit set has looked before the
+// evictor cleared it (or after the frame was written anew, which is after the hole), so it has
+// entered before as well, and AwaitReaders(), which comes after the clearing, waits until it has
+// left. A reader that looks later finds the bit clear and reads nothing.
 //
 // A read lasts until the bytes are out of the file's pages: copied to memory, or into the kernel's
 // reply. Pages in a pipe are still the file's pages, and punching a hole zeroes what it covers of a
-// large folio in place (truncate_inode_partial_folio, Linux 5.17), so whoever splices must stay until
-// the pipe has been emptied, and must not let the kernel keep the pages (SPLICE_F_MOVE). Nobody may
-// map a data file.
+// large folio in place (truncate_inode_partial_folio, Linux 5.17), so whoever splices must stay
+// until the pipe has been emptied, and must not let the kernel keep the pages (SPLICE_F_MOVE).
+// Nobody may map a data file.
 #ifndef LAMINA_CHUNKSTORE_DATA_READERS_H_
 #define LAMINA_CHUNKSTORE_DATA_READERS_H_
 
@@ -35,8 +36,8 @@
 
 namespace lamina::chunkstore {
 
-// The readers of all data files of a store. Thread-safe. Entering and leaving are one atomic addition
-// each, on a cache line that few processors share.
+// The readers of all data files of a store. Thread-safe. Entering and leaving are one atomic
+// addition each, on a cache line that few processors share.
 class DataReaders {
  public:
   // Inside a section for as long as it lives; any thread may end it. An empty one is inside none.
@@ -75,8 +76,8 @@ class DataReaders {
   // For chunk copies, which read blobs whose bits they do not see: inside a section, a blob may be
   // read if this is true.
   bool MayCopyFrom(const Digest& blob) const;
-  // An evictor says so before it calls AwaitReaders(), and when its holes are punched. One at a time
-  // for each blob.
+  // An evictor says so before it calls AwaitReaders(), and when its holes are punched. One at a
+  // time for each blob.
   void BeginEviction(const Digest& blob);
   void EndEviction(const Digest& blob);
 

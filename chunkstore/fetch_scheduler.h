@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Decides for one blob which frames are fetched, when and together with which others. Every frame
-// has one holder at a time - a task that fetches it, or an evictor - and only the holder changes the
-// frame in the data file, or its bits. Whoever wants a frame that is under way waits for it.
+// has one holder at a time - a task that fetches it, or an evictor - and only the holder changes
+// the frame in the data file, or its bits. Whoever wants a frame that is under way waits for it.
 #ifndef LAMINA_CHUNKSTORE_FETCH_SCHEDULER_H_
 #define LAMINA_CHUNKSTORE_FETCH_SCHEDULER_H_
 
@@ -51,8 +51,8 @@ class FetchScheduler {
   void Fetch(uint32_t first, uint32_t end, Priority priority, uint64_t request_size,
              std::shared_ptr<ReadStats> stats, Done done);
 
-  // By the holder of the frame, who lets go of it: it is in the data file and verified, or could not
-  // be fetched.
+  // By the holder of the frame, who lets go of it: it is in the data file and verified, or could
+  // not be fetched.
   void Complete(uint32_t frame, const absl::Status& status);
 
   // Makes the caller the holder of a frame, unless there is one.

@@ -45,8 +45,8 @@ absl::StatusOr<LayerDescriptor> DescriptorOf(const std::string& directory);
 
 // Thread-safe but for StoreChunks and LoadChunks, which one thread may call.
 //
-// Only the holder of a frame's flight (fetch_scheduler.h) may check, write or punch it, or change its
-// bit.
+// Only the holder of a frame's flight (fetch_scheduler.h) may check, write or punch it, or change
+// its bit.
 class LocalBlob {
  public:
   // kNotFound if there is no such directory; kDataLoss if its tables are damaged or belong to
@@ -84,11 +84,11 @@ class LocalBlob {
   absl::Status WriteFrame(uint32_t frame, std::span<const std::byte> bytes);
   // For frames whose bytes were put into the data file by other means.
   void MarkPresent(uint32_t frame);
-  // The other way round: takes the mark from a frame, so that its bytes may go. Returns their number,
-  // 0 if it was not present.
+  // The other way round: takes the mark from a frame, so that its bytes may go. Returns their
+  // number, 0 if it was not present.
   uint64_t Forget(uint32_t frame);
-  // Gives the blocks of the frames from `first` to before `end`, which are forgotten, back to the file
-  // system. They read as zeros then.
+  // Gives the blocks of the frames from `first` to before `end`, which are forgotten, back to the
+  // file system. They read as zeros then.
   absl::Status Punch(uint32_t first, uint32_t end);
 
   // The chunk table from the local file: kNotFound or kDataLoss as above. It lives as long as the

@@ -21,8 +21,8 @@ constexpr std::chrono::seconds kPeriod(5);
 constexpr uint64_t kLimitGoodFor = 16 << 20;
 // What one thread evicts before another one may.
 constexpr uint64_t kSlice = 64 << 20;
-// How long nobody looks again when there was nothing to evict, since looking goes through all frames;
-// and what part of them may come meanwhile.
+// How long nobody looks again when there was nothing to evict, since looking goes through all
+// frames; and what part of them may come meanwhile.
 constexpr std::chrono::milliseconds kVainPause(100);
 constexpr uint64_t kVainPart = 1024;
 // Frames of a blob that are evicted at once: readers that want one of them wait for all.
@@ -37,8 +37,8 @@ uint64_t LowMark(uint64_t limit) { return limit - limit / 8; }
 uint64_t FramesFor(uint64_t bytes) { return (bytes + kFrameSize - 1) / kFrameSize; }
 
 // Counts times of use, and finds the one up to which a number of frames was used. Two rounds over
-// the same frames (the second one fills in the half word of the bucket that the first one found), so
-// that it takes the same memory for any number of them.
+// the same frames (the second one fills in the half word of the bucket that the first one found),
+// so that it takes the same memory for any number of them.
 class TimeFinder {
  public:
   void Count(UseTime used, uint64_t frames) {

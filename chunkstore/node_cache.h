@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the blobs of a store may keep in their data files: counts it, and evicts the frames that were
-// not used for longest when it is too much. Knows blobs by CachedBlob only.
+// What the blobs of a store may keep in their data files: counts it, and evicts the frames that
+// were not used for longest when it is too much. Knows blobs by CachedBlob only.
 #ifndef LAMINA_CHUNKSTORE_NODE_CACHE_H_
 #define LAMINA_CHUNKSTORE_NODE_CACHE_H_
 
@@ -48,7 +48,8 @@ class CachedBlob {
   virtual bool attached() const = 0;
 };
 
-// Thread-safe. Shared by a store and its blobs, which may outlive the store: Stop() ends all eviction.
+// Thread-safe. Shared by a store and its blobs, which may outlive the store: Stop() ends all
+// eviction.
 //
 // Eviction starts in the background, on a thread of its own, before the limit is reached, and goes
 // on until there is some room again. Whoever stores a frame when there is none left evicts what it
@@ -56,8 +57,8 @@ class CachedBlob {
 // pinned blobs: if nothing else is left, the limit is exceeded, by no more than that.
 class NodeCache {
  public:
-  // Opens a blob that is in the directory but not open, to evict from it; null if that cannot be done
-  // now. Called without locks.
+  // Opens a blob that is in the directory but not open, to evict from it; null if that cannot be
+  // done now. Called without locks.
   using OpenBlob = std::function<std::shared_ptr<CachedBlob>(const Digest&)>;
 
   // `directory` is where the blobs are (blob_store.h); empty if they are in memory, then `open` is
@@ -71,8 +72,8 @@ class NodeCache {
 
   DataReaders& readers() { return readers_; }
 
-  // A clock that goes on with every frame that is stored, and every few seconds: fine enough to tell
-  // the frames of a small cache apart, and cheap to look at.
+  // A clock that goes on with every frame that is stored, and every few seconds: fine enough to
+  // tell the frames of a small cache apart, and cheap to look at.
   UseTime now() const { return clock_.load(std::memory_order_relaxed); }
   // Lets it go on, and returns the new time.
   UseTime Tick() { return clock_.fetch_add(1, std::memory_order_relaxed) + 1; }
@@ -114,8 +115,8 @@ class NodeCache {
   // else kResourceExhausted says that the cache is full of frames that were used since.
   absl::StatusOr<Room> MakeRoom(uint64_t bytes, UseTime before);
 
-  // For a disk that is full although the limit is not reached: evicts about `bytes`, whatever it was
-  // used, and returns what it was.
+  // For a disk that is full although the limit is not reached: evicts about `bytes`, whenever it
+  // was used, and returns what that was.
   uint64_t Reclaim(uint64_t bytes);
   // Evicts until no more than `bytes` are used, or only pinned frames and those in use are left.
   void Shrink(uint64_t bytes);

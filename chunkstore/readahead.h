@@ -24,8 +24,8 @@ class Readahead {
 
   // A reader wants the frames from `first` to before `end`. Returns the frames to fetch in advance,
   // which may be none, or lie past the end of the blob. To keep it going, the reader's arrival at
-  // the first frame of the range must be reported with a further call. `max_window` is for a cache in
-  // which kMaxWindow frames would be evicted before they are used.
+  // the first frame of the range must be reported with a further call. `max_window` is for a cache
+  // in which kMaxWindow frames would be evicted before they are used.
   Range Advance(uint32_t first, uint32_t end, uint32_t max_window = kMaxWindow);
 
  private:

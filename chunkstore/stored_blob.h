@@ -77,8 +77,8 @@ class StoredBlob : public Blob, public CachedBlob, public std::enable_shared_fro
 
   void MarkUsed(FrameRange frames);
 
-  // What a task works on: frames that it holds, and where the time of use of what may be evicted for
-  // them ends.
+  // What a task works on: frames that it holds, and where the time of use of what may be evicted
+  // for them ends.
   struct Work {
     std::span<const uint32_t> frames;
     UseTime since;

@@ -3,8 +3,8 @@
 // Which images a node keeps, and what of them: the records of images, pins, and what `lamina cache`
 // does. The bytes are the blob store's business.
 //
-//   <images>/<hex>.json       a record: the image with that manifest digest. Its time is when the image
-//                             was used last
+//   <images>/<hex>.json       a record: the image with that manifest digest. Its time is when the
+//                             image was used last
 //   <images>/<hex>/metadata   merged metadata (metadata_cache.h)
 #ifndef LAMINA_FS_ENGINE_IMAGE_CACHE_H_
 #define LAMINA_FS_ENGINE_IMAGE_CACHE_H_
@@ -50,8 +50,8 @@ struct CacheCleanup {
   uint64_t removed_blobs = 0;
 };
 
-// Thread-safe. Of an image, `name` is the digest of its manifest ("sha256:..." or at least 12 of its
-// digits) or a reference.
+// Thread-safe. Of an image, `name` is the digest of its manifest ("sha256:..." or at least 12 of
+// its digits) or a reference.
 class ImageCache {
  public:
   // Reads the records and pins what they say. Damaged records are logged and dropped: they cost no
@@ -63,8 +63,8 @@ class ImageCache {
   std::shared_ptr<void> Use(const ImageRecord& image);
 
   CacheReport Report();
-  // Evicts down to `bytes`, or to the limit if there is none. Then removes images of which nothing is
-  // left, and what no image needs: blobs, merged metadata, leftovers of killed processes.
+  // Evicts down to `bytes`, or to the limit if there is none. Then removes images of which nothing
+  // is left, and what no image needs: blobs, merged metadata, leftovers of killed processes.
   absl::StatusOr<CacheCleanup> Clean(std::optional<uint64_t> bytes);
   // Pins an image, also one that is not on the node yet: what comes of it then stays.
   absl::Status Pin(const ImageRecord& image);

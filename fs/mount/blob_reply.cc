@@ -28,8 +28,8 @@ uint64_t TotalLength(std::span<const ContentPiece> pieces) {
   return total;
 }
 
-// Keeps the content of all pieces where it is while they are read; true if it is there. Most requests
-// are one piece.
+// Keeps the content of all pieces where it is while they are read; true if it is there. Most
+// requests are one piece.
 class ContentHold {
  public:
   explicit ContentHold(std::span<const ContentPiece> pieces) {
@@ -99,8 +99,8 @@ void ReplyByCopy(fuse_req_t request, std::span<const ContentPiece> pieces, ReadS
 }
 
 // Pages go from the data file to the reader through a pipe, without passing through this process.
-// libfuse empties the pipe before it returns, and without FUSE_BUF_SPLICE_MOVE the kernel copies out of
-// the pages: when this returns, the data file may lose the content.
+// libfuse empties the pipe before it returns, and without FUSE_BUF_SPLICE_MOVE the kernel copies
+// out of the pages: when this returns, the data file may lose the content.
 // For threads of the session only: libfuse makes a pipe for each thread and session and closes it
 // when the thread ends, which must be before the session does.
 void ReplyBySplice(fuse_req_t request, const ContentPiece& piece) {
