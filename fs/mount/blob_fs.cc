@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <shared_mutex>
 #include <utility>
 
 #include "fs/mount/blob_reply.h"
@@ -20,10 +21,11 @@ namespace {
 using chunkstore::Blob;
 using chunkstore::ReadStats;
 
-// Inode numbers: the root is FUSE_ROOT_ID; directory number n is n << 16, and the file of its slot
-// s is (n << 16) + s. Numbers of directories count up and are never used again.
+// Inode numbers: the root is FUSE_ROOT_ID; directory n is n << 16, and the file of its slot s is
+// (n << 16) + s. A process of another version may be asked about them: they must stay as they are.
 constexpr unsigned kSlotBits = 16;
 constexpr uint64_t kMaxSlot = (1 << kSlotBits) - 1;
+constexpr uint64_t kMaxId = (uint64_t{1} << (64 - kSlotBits)) - 1;
 
 // Attributes never change. Names go only by Remove, which tells the kernel.
 constexpr double kTimeout = 24 * 60 * 60;
@@ -34,36 +36,57 @@ struct File {
   uint64_t size = 0;  // of the blob's data file
 };
 
-struct Directory {
-  std::string id;
+struct Files {
   std::vector<File> files;  // slot 1 is files[0]
-  // Times that the kernel looked up the directory or a file in it and has not forgotten. The kernel
-  // holds one for every open file.
-  uint64_t lookups = 0;
-  uint64_t open_files = 0;
   bool removed = false;
 };
 
-std::optional<uint64_t> ParseSlot(std::string_view name) {
-  uint64_t slot = 0;
-  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), slot);
+// As it is written in names: no sign, no leading zeros, not 0.
+std::optional<uint64_t> ParseNumber(std::string_view name) {
+  uint64_t number = 0;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), number);
   const bool is_number = error == std::errc() && end == name.data() + name.size();
-  if (!is_number || slot == 0 || name.front() == '0') return std::nullopt;
-  return slot;
+  if (!is_number || number == 0 || name.front() == '0') return std::nullopt;
+  return number;
+}
+
+absl::StatusOr<Files> MakeFiles(BlobFs::Directory directory) {
+  if (directory.id == 0 || directory.id > kMaxId) {
+    return absl::InvalidArgumentError(fmt::format("mount id {} is out of range", directory.id));
+  }
+  if (directory.blobs.size() > kMaxSlot) {
+    return absl::InvalidArgumentError(fmt::format("mount {}: {} blobs, more than {}", directory.id,
+                                                  directory.blobs.size(), kMaxSlot));
+  }
+  if (directory.stats == nullptr) directory.stats = std::make_shared<ReadStats>();
+  Files files;
+  for (std::shared_ptr<Blob>& blob : directory.blobs) {
+    ASSIGN_OR_RETURN(const uint64_t size, FileSize(blob->data_fd()), "mount {}", directory.id);
+    files.files.push_back({std::move(blob), directory.stats, size});
+  }
+  return files;
 }
 
 class BlobFsImpl final : public BlobFs {
  public:
   static absl::StatusOr<std::unique_ptr<BlobFs>> Start(const std::string& mountpoint);
+  static absl::StatusOr<std::unique_ptr<BlobFs>> TakeOver(const std::string& mountpoint,
+                                                          FuseHandover handover,
+                                                          std::vector<Directory> directories,
+                                                          std::vector<Directory> removed);
 
-  absl::Status Add(const std::string& id, std::vector<std::shared_ptr<Blob>> blobs,
-                   std::shared_ptr<ReadStats> stats) override;
-  void Remove(const std::string& id) override;
-  uint64_t open_files(const std::string& id) const override;
-  const std::string& mountpoint() const override { return mountpoint_; }
+  absl::Status Add(Directory directory) override;
+  void Remove(uint64_t id) override;
+  bool InUse(uint64_t id) override;
+  const std::string& mountpoint() const override { return session_->mountpoint(); }
+
+  int device() const override { return session_->device(); }
+  std::string state() const override { return session_->state(); }
+  void LeaveMounted() override { session_->LeaveMounted(); }
 
  private:
   static fuse_lowlevel_ops Operations();
+  static FuseSession::Options SessionOptions(const std::string& mountpoint);
   static BlobFsImpl& Of(fuse_req_t request) {
     return *static_cast<BlobFsImpl*>(FuseSession::Of(request).owner());
   }
@@ -71,112 +94,133 @@ class BlobFsImpl final : public BlobFs {
   void Lookup(fuse_req_t request, fuse_ino_t parent, std::string_view name);
   void GetAttributes(fuse_req_t request, fuse_ino_t inode);
   void Open(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info);
-  void Release(fuse_ino_t inode);
+  void Read(fuse_req_t request, fuse_ino_t inode, size_t size, off_t offset);
   void ReadDirectory(fuse_req_t request, fuse_ino_t inode, size_t size, off_t offset);
-  void Forget(fuse_ino_t inode, uint64_t count);
+  bool KernelHas(uint64_t id, size_t slots);
 
-  // All below: with mutex_ held.
-  Directory* FindDirectory(fuse_ino_t inode);
-  File* FindFile(fuse_ino_t inode);
-  std::optional<fuse_ino_t> FindName(fuse_ino_t parent, std::string_view name);
-  std::optional<struct stat> Attributes(fuse_ino_t inode);
-  std::vector<std::pair<std::string, fuse_ino_t>> List(fuse_ino_t inode);
+  // All below: with mutex_ held, shared will do.
+  const Files* FindDirectory(fuse_ino_t inode) const;
+  const File* FindFile(fuse_ino_t inode) const;
+  std::optional<fuse_ino_t> FindName(fuse_ino_t parent, std::string_view name) const;
+  std::optional<struct stat> Attributes(fuse_ino_t inode) const;
+  std::vector<std::pair<std::string, fuse_ino_t>> List(fuse_ino_t inode) const;
 
-  std::string mountpoint_;
-  mutable std::mutex mutex_;
-  std::map<std::string, uint64_t> numbers_;    // of directories that were not removed
-  std::map<uint64_t, Directory> directories_;  // by number; removed ones stay while in use
-  uint64_t next_number_ = 1;
-  std::unique_ptr<FuseSession> session_;  // last: ends before what it serves
+  std::shared_mutex mutex_;
+  std::map<uint64_t, Files> directories_;  // by id; removed ones stay while in use
+  std::unique_ptr<FuseSession> session_;   // last: ends before what it serves
 };
 
-absl::StatusOr<std::unique_ptr<BlobFs>> BlobFsImpl::Start(const std::string& mountpoint) {
-  auto self = std::make_unique<BlobFsImpl>();
+FuseSession::Options BlobFsImpl::SessionOptions(const std::string& mountpoint) {
   FuseSession::Options options;
   options.mount.mountpoint = mountpoint;
   options.mount.source = "lamina-blobs";
   options.mount.subtype = "lamina";
   options.capabilities = FUSE_CAP_SPLICE_WRITE;
-  ASSIGN_OR_RETURN(self->session_, FuseSession::Start(options, Operations(), self.get()));
-  self->mountpoint_ = self->session_->mountpoint();
+  return options;
+}
+
+absl::StatusOr<std::unique_ptr<BlobFs>> BlobFsImpl::Start(const std::string& mountpoint) {
+  auto self = std::make_unique<BlobFsImpl>();
+  ASSIGN_OR_RETURN(self->session_,
+                   FuseSession::Start(SessionOptions(mountpoint), Operations(), self.get()));
   return self;
 }
 
-absl::Status BlobFsImpl::Add(const std::string& id, std::vector<std::shared_ptr<Blob>> blobs,
-                             std::shared_ptr<ReadStats> stats) {
-  if (id.empty() || id == "." || id == ".." || id.find('/') != std::string::npos) {
-    return absl::InvalidArgumentError(fmt::format("mount id \"{}\" is not a file name", id));
+absl::StatusOr<std::unique_ptr<BlobFs>> BlobFsImpl::TakeOver(const std::string& mountpoint,
+                                                             FuseHandover handover,
+                                                             std::vector<Directory> directories,
+                                                             std::vector<Directory> removed) {
+  auto self = std::make_unique<BlobFsImpl>();
+  for (std::vector<Directory>* list : {&directories, &removed}) {
+    for (Directory& directory : *list) {
+      const uint64_t id = directory.id;
+      ASSIGN_OR_RETURN(Files files, MakeFiles(std::move(directory)));
+      files.removed = list == &removed;
+      self->directories_.emplace(id, std::move(files));
+    }
   }
-  if (blobs.size() > kMaxSlot) {
-    return absl::InvalidArgumentError(
-        fmt::format("mount {}: {} blobs, more than {}", id, blobs.size(), kMaxSlot));
-  }
-  if (stats == nullptr) stats = std::make_shared<ReadStats>();
-  Directory directory{.id = id};
-  for (std::shared_ptr<Blob>& blob : blobs) {
-    ASSIGN_OR_RETURN(const uint64_t size, FileSize(blob->data_fd()), "mount {}", id);
-    directory.files.push_back({std::move(blob), stats, size});
-  }
+  ASSIGN_OR_RETURN(self->session_,
+                   FuseSession::TakeOver(SessionOptions(mountpoint), std::move(handover),
+                                         Operations(), self.get()));
+  return self;
+}
+
+absl::Status BlobFsImpl::Add(Directory directory) {
+  const uint64_t id = directory.id;
+  ASSIGN_OR_RETURN(Files files, MakeFiles(std::move(directory)));
   std::lock_guard lock(mutex_);
-  if (!numbers_.emplace(id, next_number_).second) {
+  if (!directories_.emplace(id, std::move(files)).second) {
     return absl::AlreadyExistsError(fmt::format("mount {}: its blobs are served already", id));
   }
-  directories_.emplace(next_number_++, std::move(directory));
   return absl::OkStatus();
 }
 
-void BlobFsImpl::Remove(const std::string& id) {
-  Directory unused;  // let go of outside the lock
+void BlobFsImpl::Remove(uint64_t id) {
   {
     std::lock_guard lock(mutex_);
-    const auto number = numbers_.find(id);
-    if (number == numbers_.end()) return;
-    const auto directory = directories_.find(number->second);
-    numbers_.erase(number);
+    const auto directory = directories_.find(id);
+    if (directory == directories_.end()) return;
     directory->second.removed = true;
-    if (directory->second.lookups == 0) {
-      unused = std::move(directory->second);
-      directories_.erase(directory);
-    }
   }
   // Without the lock: the kernel may wait for a lookup of ours before it lets go of the name.
-  session_->ForgetEntry(FUSE_ROOT_ID, id);
+  session_->ForgetEntry(FUSE_ROOT_ID, fmt::format("{}", id));
 }
 
-uint64_t BlobFsImpl::open_files(const std::string& id) const {
-  std::lock_guard lock(mutex_);
-  uint64_t count = 0;
-  for (const auto& [number, directory] : directories_) {
-    if (directory.id == id) count += directory.open_files;
+bool BlobFsImpl::InUse(uint64_t id) {
+  size_t slots = 0;
+  {
+    std::shared_lock lock(mutex_);
+    const auto directory = directories_.find(id);
+    if (directory == directories_.end()) return false;
+    if (!directory->second.removed) return true;
+    slots = directory->second.files.size();
   }
-  return count;
+  if (KernelHas(id, slots)) return true;
+  Files unused;  // let go of outside the lock
+  std::lock_guard lock(mutex_);
+  const auto directory = directories_.find(id);
+  if (directory == directories_.end()) return false;
+  unused = std::move(directory->second);
+  directories_.erase(directory);
+  return false;
 }
 
-Directory* BlobFsImpl::FindDirectory(fuse_ino_t inode) {
+// Names that nobody uses are forgotten on the way, and with them their inodes: those left are open.
+bool BlobFsImpl::KernelHas(uint64_t id, size_t slots) {
+  const fuse_ino_t directory = id << kSlotBits;
+  for (size_t slot = 1; slot <= slots; ++slot) {
+    session_->ForgetEntry(directory, fmt::format("{}", slot));
+    if (session_->KernelHas(directory + slot)) return true;
+  }
+  return session_->KernelHas(directory);
+}
+
+const Files* BlobFsImpl::FindDirectory(fuse_ino_t inode) const {
   const auto directory = directories_.find(inode >> kSlotBits);
   return directory == directories_.end() ? nullptr : &directory->second;
 }
 
-File* BlobFsImpl::FindFile(fuse_ino_t inode) {
-  Directory* directory = FindDirectory(inode);
+const File* BlobFsImpl::FindFile(fuse_ino_t inode) const {
+  const Files* directory = FindDirectory(inode);
   const uint64_t slot = inode & kMaxSlot;
   if (directory == nullptr || slot == 0 || slot > directory->files.size()) return nullptr;
   return &directory->files[slot - 1];
 }
 
-std::optional<fuse_ino_t> BlobFsImpl::FindName(fuse_ino_t parent, std::string_view name) {
+std::optional<fuse_ino_t> BlobFsImpl::FindName(fuse_ino_t parent, std::string_view name) const {
+  const auto number = ParseNumber(name);
+  if (!number) return std::nullopt;
   if (parent == FUSE_ROOT_ID) {
-    const auto number = numbers_.find(std::string(name));
-    if (number == numbers_.end()) return std::nullopt;
-    return number->second << kSlotBits;
+    const auto directory = directories_.find(*number);
+    if (directory == directories_.end() || directory->second.removed) return std::nullopt;
+    return *number << kSlotBits;
   }
-  const auto slot = ParseSlot(name);
-  if (!slot || *slot > kMaxSlot || (parent & kMaxSlot) != 0) return std::nullopt;
-  if (FindFile(parent + *slot) == nullptr) return std::nullopt;
-  return parent + *slot;
+  if (*number > kMaxSlot || (parent & kMaxSlot) != 0) return std::nullopt;
+  if (FindFile(parent + *number) == nullptr) return std::nullopt;
+  return parent + *number;
 }
 
-std::optional<struct stat> BlobFsImpl::Attributes(fuse_ino_t inode) {
+std::optional<struct stat> BlobFsImpl::Attributes(fuse_ino_t inode) const {
   struct stat info {};
   info.st_ino = inode;
   if (const File* file = FindFile(inode)) {
@@ -197,12 +241,11 @@ std::optional<struct stat> BlobFsImpl::Attributes(fuse_ino_t inode) {
 void BlobFsImpl::Lookup(fuse_req_t request, fuse_ino_t parent, std::string_view name) {
   fuse_entry_param entry{};
   {
-    std::lock_guard lock(mutex_);
+    std::shared_lock lock(mutex_);
     const auto inode = FindName(parent, name);
     if (inode) {
       entry.ino = *inode;
       entry.attr = *Attributes(*inode);
-      ++FindDirectory(*inode)->lookups;
     }
   }
   if (entry.ino == 0) {  // not cached by the kernel: it may be added any time
@@ -211,14 +254,13 @@ void BlobFsImpl::Lookup(fuse_req_t request, fuse_ino_t parent, std::string_view 
   }
   entry.attr_timeout = kTimeout;
   entry.entry_timeout = kTimeout;
-  // The kernel does not take a lookup into account that it was not told of.
-  if (::fuse_reply_entry(request, &entry) != 0) Forget(entry.ino, 1);
+  ::fuse_reply_entry(request, &entry);
 }
 
 void BlobFsImpl::GetAttributes(fuse_req_t request, fuse_ino_t inode) {
   std::optional<struct stat> info;
   {
-    std::lock_guard lock(mutex_);
+    std::shared_lock lock(mutex_);
     info = Attributes(inode);
   }
   if (info) {
@@ -229,34 +271,44 @@ void BlobFsImpl::GetAttributes(fuse_req_t request, fuse_ino_t inode) {
 }
 
 void BlobFsImpl::Open(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info) {
-  const File* file = nullptr;
+  bool found = false;
   {
-    std::lock_guard lock(mutex_);
-    file = FindFile(inode);
-    if (file != nullptr) ++FindDirectory(inode)->open_files;
+    std::shared_lock lock(mutex_);
+    found = FindFile(inode) != nullptr;
   }
-  if (file == nullptr) {
+  if (!found) {
     ::fuse_reply_err(request, ENOENT);
     return;
   }
-  // Stays valid: the kernel forgets the inode only after the last file on it is closed.
-  info->fh = reinterpret_cast<uint64_t>(file);
   info->direct_io = 1;
-  // The kernel does not release a file that it was not told of.
-  if (::fuse_reply_open(request, info) != 0) Release(inode);
+  info->noflush = 1;
+  ::fuse_reply_open(request, info);
 }
 
-void BlobFsImpl::Release(fuse_ino_t inode) {
-  std::lock_guard lock(mutex_);
-  Directory* directory = FindDirectory(inode);
-  if (directory != nullptr) --directory->open_files;
+void BlobFsImpl::Read(fuse_req_t request, fuse_ino_t inode, size_t size, off_t offset) {
+  ContentPiece piece;
+  std::shared_ptr<ReadStats> stats;
+  {
+    std::shared_lock lock(mutex_);
+    const File* file = FindFile(inode);
+    if (file == nullptr) {
+      ::fuse_reply_err(request, EIO);
+      return;
+    }
+    const uint64_t start = std::min(static_cast<uint64_t>(offset), file->size);
+    piece = {file->blob, start, std::min<uint64_t>(size, file->size - start)};
+    stats = file->stats;
+  }
+  ReplyWithContent(request, std::span(&piece, 1), stats);
 }
 
-std::vector<std::pair<std::string, fuse_ino_t>> BlobFsImpl::List(fuse_ino_t inode) {
+std::vector<std::pair<std::string, fuse_ino_t>> BlobFsImpl::List(fuse_ino_t inode) const {
   std::vector<std::pair<std::string, fuse_ino_t>> names{{".", inode}, {"..", FUSE_ROOT_ID}};
   if (inode == FUSE_ROOT_ID) {
-    for (const auto& [id, number] : numbers_) names.emplace_back(id, number << kSlotBits);
-  } else if (const Directory* directory = FindDirectory(inode)) {
+    for (const auto& [id, files] : directories_) {
+      if (!files.removed) names.emplace_back(fmt::format("{}", id), id << kSlotBits);
+    }
+  } else if (const Files* directory = FindDirectory(inode)) {
     for (uint64_t slot = 1; slot <= directory->files.size(); ++slot) {
       names.emplace_back(fmt::format("{}", slot), inode + slot);
     }
@@ -267,7 +319,7 @@ std::vector<std::pair<std::string, fuse_ino_t>> BlobFsImpl::List(fuse_ino_t inod
 void BlobFsImpl::ReadDirectory(fuse_req_t request, fuse_ino_t inode, size_t size, off_t offset) {
   std::vector<std::pair<std::string, fuse_ino_t>> names;
   {
-    std::lock_guard lock(mutex_);
+    std::shared_lock lock(mutex_);
     names = List(inode);
   }
   std::vector<char> buffer(size);
@@ -285,31 +337,10 @@ void BlobFsImpl::ReadDirectory(fuse_req_t request, fuse_ino_t inode, size_t size
   ::fuse_reply_buf(request, buffer.data(), used);
 }
 
-void BlobFsImpl::Forget(fuse_ino_t inode, uint64_t count) {
-  Directory unused;  // let go of outside the lock
-  std::lock_guard lock(mutex_);
-  const auto found = directories_.find(inode >> kSlotBits);
-  if (found == directories_.end()) return;  // the root
-  Directory& directory = found->second;
-  directory.lookups -= std::min(count, directory.lookups);
-  if (directory.removed && directory.lookups == 0) {
-    unused = std::move(directory);
-    directories_.erase(found);
-  }
-}
-
 fuse_lowlevel_ops BlobFsImpl::Operations() {
   fuse_lowlevel_ops operations{};
   operations.lookup = [](fuse_req_t request, fuse_ino_t parent, const char* name) {
     Of(request).Lookup(request, parent, name);
-  };
-  operations.forget = [](fuse_req_t request, fuse_ino_t inode, uint64_t count) {
-    Of(request).Forget(inode, count);
-    ::fuse_reply_none(request);
-  };
-  operations.forget_multi = [](fuse_req_t request, size_t count, fuse_forget_data* forgets) {
-    for (size_t i = 0; i < count; ++i) Of(request).Forget(forgets[i].ino, forgets[i].nlookup);
-    ::fuse_reply_none(request);
   };
   operations.getattr = [](fuse_req_t request, fuse_ino_t inode, fuse_file_info*) {
     Of(request).GetAttributes(request, inode);
@@ -317,21 +348,12 @@ fuse_lowlevel_ops BlobFsImpl::Operations() {
   operations.open = [](fuse_req_t request, fuse_ino_t inode, fuse_file_info* info) {
     Of(request).Open(request, inode, info);
   };
-  operations.release = [](fuse_req_t request, fuse_ino_t inode, fuse_file_info*) {
-    Of(request).Release(inode);
-    ::fuse_reply_err(request, 0);
-  };
   operations.readdir = [](fuse_req_t request, fuse_ino_t inode, size_t size, off_t offset,
                           fuse_file_info*) {
     Of(request).ReadDirectory(request, inode, size, offset);
   };
-  operations.read = [](fuse_req_t request, fuse_ino_t, size_t size, off_t offset,
-                       fuse_file_info* info) {
-    const File& file = *reinterpret_cast<const File*>(info->fh);
-    const uint64_t start = std::min(static_cast<uint64_t>(offset), file.size);
-    const ContentPiece piece{file.blob, start, std::min<uint64_t>(size, file.size - start)};
-    ReplyWithContent(request, std::span(&piece, 1), file.stats);
-  };
+  operations.read = [](fuse_req_t request, fuse_ino_t inode, size_t size, off_t offset,
+                       fuse_file_info*) { Of(request).Read(request, inode, size, offset); };
   return operations;
 }
 
@@ -339,6 +361,14 @@ fuse_lowlevel_ops BlobFsImpl::Operations() {
 
 absl::StatusOr<std::unique_ptr<BlobFs>> BlobFs::Start(const std::string& mountpoint) {
   return BlobFsImpl::Start(mountpoint);
+}
+
+absl::StatusOr<std::unique_ptr<BlobFs>> BlobFs::TakeOver(const std::string& mountpoint,
+                                                         FuseHandover handover,
+                                                         std::vector<Directory> directories,
+                                                         std::vector<Directory> removed) {
+  return BlobFsImpl::TakeOver(mountpoint, std::move(handover), std::move(directories),
+                              std::move(removed));
 }
 
 }  // namespace lamina::fs

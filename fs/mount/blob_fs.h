@@ -5,7 +5,11 @@
 // file system serves any number of mounts: each has a directory, so that its reads are counted for
 // it.
 //
-//   <mountpoint>/<mount id>/1, 2, ...     device slots of that mount
+//   <mountpoint>/<id>/1, 2, ...     device slots of the mount with that number
+//
+// Nothing of what the kernel holds is remembered here: node ids follow from id and slot, there are
+// no file handles, and whether a file is in use is asked of the kernel. So a process that takes the
+// file system over understands every request that was made of the one before it.
 #ifndef LAMINA_FS_MOUNT_BLOB_FS_H_
 #define LAMINA_FS_MOUNT_BLOB_FS_H_
 
@@ -14,27 +18,40 @@
 #include <vector>
 
 #include "chunkstore/blob_store.h"
+#include "fs/mount/fuse_fs.h"
 
 namespace lamina::fs {
 
 // Thread-safe.
-class BlobFs {
+class BlobFs : public FuseFs {
  public:
+  struct Directory {
+    uint64_t id = 0;                                       // at least 1, less than 2^48
+    std::vector<std::shared_ptr<chunkstore::Blob>> blobs;  // slots 1, 2, ...
+    std::shared_ptr<chunkstore::ReadStats> stats;          // may be null
+  };
+
   // Mounts at `mountpoint`, an existing directory, and serves from threads of its own.
   static absl::StatusOr<std::unique_ptr<BlobFs>> Start(const std::string& mountpoint);
-  // Unmounts and stops. Files still open elsewhere give errors from then on.
-  virtual ~BlobFs() = default;
+  // Serves what another process has mounted there. `directories` are those that it had; of those
+  // that are removed only the kernel's open files are served. kUnavailable if the connection is
+  // gone.
+  static absl::StatusOr<std::unique_ptr<BlobFs>> TakeOver(const std::string& mountpoint,
+                                                          FuseHandover handover,
+                                                          std::vector<Directory> directories,
+                                                          std::vector<Directory> removed);
+  // Unmounts and stops. Files still open elsewhere give errors from then on, unless LeaveMounted()
+  // was called.
 
-  // Adds the directory `id` with one file for each blob. kAlreadyExists if there is one.
-  virtual absl::Status Add(const std::string& id,
-                           std::vector<std::shared_ptr<chunkstore::Blob>> blobs,
-                           std::shared_ptr<chunkstore::ReadStats> stats) = 0;
+  // Adds a directory with one file for each blob. kAlreadyExists if the id is there, or was removed
+  // and is in use.
+  virtual absl::Status Add(Directory directory) = 0;
   // Removes it; files that the kernel still has open keep working until it closes them.
-  virtual void Remove(const std::string& id) = 0;
-
-  // Files of mount `id` that the kernel has open, also after Remove(id): while there are any, a
-  // mount that was detached still has users.
-  virtual uint64_t open_files(const std::string& id) const = 0;
+  virtual void Remove(uint64_t id) = 0;
+  // True if `id` is there, or was removed and the kernel still has files of it open: a mount that
+  // was detached has users then. Lets go of the blobs otherwise. Not to be called while a thread of
+  // this process looks something up in the file system.
+  virtual bool InUse(uint64_t id) = 0;
 
   virtual const std::string& mountpoint() const = 0;
 };

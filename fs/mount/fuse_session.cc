@@ -2,14 +2,22 @@
 #include "fs/mount/fuse_session.h"
 
 #include <fcntl.h>
+#include <linux/fuse.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <absl/strings/escaping.h>
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_split.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 
 #include "fs/mount/mountinfo.h"
@@ -24,6 +32,17 @@ unsigned ThreadCount() { return std::clamp(std::thread::hardware_concurrency() *
 // The kernel's default of 12 requests in the background would leave the origin idle: asynchronous
 // direct I/O, which EROFS readahead is here, counts as background (fuse_simple_background).
 constexpr unsigned kMaxBackground = 128;
+
+// Has the kernel put requests that were read and not answered back into its queue (Linux 6.9,
+// FUSE_NOTIFY_RESEND in its include/uapi/linux/fuse.h).
+constexpr int kNotifyResend = 7;
+
+// Of a request that the kernel never made: it counts them up from 2 and has the high bit for those
+// that it sends again.
+constexpr uint64_t kNoRequest = uint64_t{1} << 62;
+
+// Of FuseSession::state().
+constexpr std::string_view kStateVersion = "1";
 
 // For the life of the object no signal is delivered to this thread or to threads that it starts:
 // signals are the program's business.
@@ -58,12 +77,9 @@ absl::StatusOr<UniqueFd> WatchForEvents(int device, int stop) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<FuseSession>> FuseSession::Start(const Options& options,
-                                                                const fuse_lowlevel_ops& operations,
-                                                                void* owner) {
+absl::StatusOr<std::unique_ptr<FuseSession>> FuseSession::Create(
+    const Options& options, const fuse_lowlevel_ops& operations, void* owner) {
   std::unique_ptr<FuseSession> self(new FuseSession(options, owner));
-  ASSIGN_OR_RETURN(self->mountpoint_, RealPath(options.mount.mountpoint), "mount FUSE");
-
   fuse_lowlevel_ops complete = operations;
   complete.init = &FuseSession::Init;
   char name[] = "lamina";
@@ -72,18 +88,52 @@ absl::StatusOr<std::unique_ptr<FuseSession>> FuseSession::Start(const Options& o
   self->session_ = ::fuse_session_new(&args, &complete, sizeof(complete), self.get());
   ::fuse_opt_free_args(&args);
   if (self->session_ == nullptr) return absl::ResourceExhaustedError("fuse_session_new failed");
+  return self;
+}
 
+absl::StatusOr<std::unique_ptr<FuseSession>> FuseSession::Start(const Options& options,
+                                                                const fuse_lowlevel_ops& operations,
+                                                                void* owner) {
+  ASSIGN_OR_RETURN(std::unique_ptr<FuseSession> self, Create(options, operations, owner));
+  ASSIGN_OR_RETURN(self->mountpoint_, RealPath(options.mount.mountpoint), "mount FUSE");
   FuseMountOptions mount = options.mount;
   mount.mountpoint = self->mountpoint_;
   ASSIGN_OR_RETURN(UniqueFd device, MountFuse(mount));
-  if (::fcntl(device.get(), F_SETFL, O_RDWR | O_NONBLOCK) != 0) {
-    return ErrnoStatus(errno, "make the FUSE device non-blocking");
-  }
-  // For a path of this form libfuse mounts nothing and takes the descriptor over.
-  ::fuse_session_mount(self->session_, fmt::format("/dev/fd/{}", device.Release()).c_str());
+  RETURN_IF_ERROR(self->UseDevice(std::move(device)));
   ASSIGN_OR_RETURN(const auto info, FindMountAt(self->mountpoint_));
   if (info) self->device_ = info->device;
   RETURN_IF_ERROR(self->StartThreads(), "mount FUSE at {}", mount.mountpoint);
+  return self;
+}
+
+absl::StatusOr<std::unique_ptr<FuseSession>> FuseSession::TakeOver(
+    const Options& options, FuseHandover handover, const fuse_lowlevel_ops& operations,
+    void* owner) {
+  const std::string what = "take over FUSE at " + options.mount.mountpoint;
+  ASSIGN_OR_RETURN(std::unique_ptr<FuseSession> self, Create(options, operations, owner));
+  self->leave_mounted_ = true;  // until it serves
+  // Not resolved: whoever waits for this process may have the directory locked.
+  self->mountpoint_ = options.mount.mountpoint;
+  RETURN_IF_ERROR(self->UseDevice(std::move(handover.device)), "{}", what);
+  RETURN_IF_ERROR(self->RestoreState(handover.state), "{}", what);
+  pollfd connection{self->device(), 0, 0};
+  if (::poll(&connection, 1, 0) != 0) {
+    return absl::UnavailableError(what + ": it was unmounted or aborted");
+  }
+  // libfuse wants to see the kernel's first request, which was answered long ago. To its reply the
+  // kernel says ENOENT, which libfuse takes for an interrupted request's.
+  fuse_buf first{};
+  first.mem = self->init_request_.data();
+  first.size = self->init_request_.size();
+  ::fuse_session_process_buf(self->session_, &first);
+  if (!self->initialized_) return absl::DataLossError(what + ": its recorded state is damaged");
+
+  fuse_out_header resend{.len = sizeof(resend), .error = kNotifyResend, .unique = 0};
+  if (::write(self->device(), &resend, sizeof(resend)) < 0) {
+    return ErrnoStatus(errno, what + ": have requests sent again (needs Linux 6.9)");
+  }
+  RETURN_IF_ERROR(self->StartThreads(), "{}", what);
+  self->leave_mounted_ = false;
   return self;
 }
 
@@ -93,23 +143,67 @@ FuseSession::FuseSession(const Options& options, void* owner)
 FuseSession::~FuseSession() {
   if (session_ == nullptr) return;
   // While requests are still answered, because fusermount3 looks at the directory.
-  if (StillMounted()) Unmount(mountpoint_, /*detach=*/true).IgnoreError();
+  if (!leave_mounted_ && StillMounted()) Unmount(mountpoint_, /*detach=*/true).IgnoreError();
   StopThreads();
   {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return replies_ == 0; });
   }
-  ::fuse_session_destroy(session_);  // closes the device: the kernel aborts what is left
+  ::fuse_session_destroy(session_);  // closes the device
+}
+
+absl::Status FuseSession::UseDevice(UniqueFd device) {
+  if (::fcntl(device.get(), F_SETFL, O_RDWR | O_NONBLOCK) != 0) {
+    return ErrnoStatus(errno, "make the FUSE device non-blocking");
+  }
+  // For a path of this form libfuse mounts nothing and takes the descriptor over.
+  ::fuse_session_mount(session_, fmt::format("/dev/fd/{}", device.Release()).c_str());
+  return absl::OkStatus();
+}
+
+int FuseSession::device() const { return ::fuse_session_fd(session_); }
+
+std::string FuseSession::state() const {
+  return fmt::format("{} {} {} {}", kStateVersion, negotiated_, device_,
+                     absl::BytesToHexString(init_request_));
+}
+
+absl::Status FuseSession::RestoreState(const std::string& state) {
+  const std::vector<std::string> fields = absl::StrSplit(state, ' ');
+  uint64_t device = 0;
+  if (fields.size() != 4 || fields[0] != kStateVersion ||
+      !absl::SimpleAtoi(fields[1], &negotiated_) || !absl::SimpleAtoi(fields[2], &device) ||
+      fields[3].size() % 2 != 0 ||
+      !std::all_of(fields[3].begin(), fields[3].end(), absl::ascii_isxdigit)) {
+    return absl::DataLossError("its recorded state is not understood");
+  }
+  device_ = device;
+  init_request_ = absl::HexStringToBytes(fields[3]);
+  fuse_in_header header{};
+  if (init_request_.size() < sizeof(header) + sizeof(fuse_init_in)) {
+    return absl::DataLossError("its recorded state is too short");
+  }
+  std::memcpy(&header, init_request_.data(), sizeof(header));
+  if (header.opcode != FUSE_INIT || header.len != init_request_.size()) {
+    return absl::DataLossError("its recorded state has no initial request");
+  }
+  header.unique = kNoRequest;
+  std::memcpy(init_request_.data(), &header, sizeof(header));
+  negotiated_before_ = true;
+  return absl::OkStatus();
 }
 
 void FuseSession::Init(void* self, fuse_conn_info* connection) {
   FuseSession& session = *static_cast<FuseSession*>(self);
   connection->want |= session.wanted_ & connection->capable;
-  session.capabilities_ = session.wanted_ & connection->capable;
   // What is served never changes, so cached data need not be dropped when attributes are read anew.
   connection->want &= ~FUSE_CAP_AUTO_INVAL_DATA;
   connection->max_background = kMaxBackground;
   connection->congestion_threshold = kMaxBackground;
+  // The kernel does as it was told by the first session, whatever this one would like.
+  if (session.negotiated_before_) connection->want = session.negotiated_;
+  session.negotiated_ = connection->want;
+  session.capabilities_ = connection->want;
   std::lock_guard lock(session.mutex_);
   session.initialized_ = true;
   session.changed_.notify_all();
@@ -144,12 +238,23 @@ void FuseSession::Serve(int events) {
     const int length = ::fuse_session_receive_buf(session_, &request);
     if (length == -EINTR || length == -EAGAIN) continue;  // another thread was faster
     if (length <= 0) break;
+    KeepInitRequest(request);
     ::fuse_session_process_buf(session_, &request);
   }
   ::free(request.mem);
   std::lock_guard lock(mutex_);
   ended_ = true;
   changed_.notify_all();
+}
+
+// Before it is answered there is no other request.
+void FuseSession::KeepInitRequest(const fuse_buf& request) {
+  fuse_in_header header{};
+  if (request.size < sizeof(header)) return;
+  std::memcpy(&header, request.mem, sizeof(header));
+  if (header.opcode != FUSE_INIT) return;
+  std::lock_guard lock(mutex_);
+  init_request_.assign(static_cast<const char*>(request.mem), request.size);
 }
 
 void FuseSession::StopThreads() {
@@ -169,6 +274,12 @@ bool FuseSession::StillMounted() const {
 void FuseSession::ForgetEntry(fuse_ino_t parent, std::string_view name) {
   // ENOENT: the kernel does not know the name.
   ::fuse_lowlevel_notify_inval_entry(session_, parent, name.data(), name.size());
+}
+
+bool FuseSession::KernelHas(fuse_ino_t inode) {
+  if (ended_) return false;
+  // A negative offset leaves the content alone; ENOENT says that there is no such inode.
+  return ::fuse_lowlevel_notify_inval_inode(session_, inode, -1, 0) == 0;
 }
 
 void FuseSession::BeginReply() {

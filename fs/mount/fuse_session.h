@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A mounted FUSE file system being served: libfuse's session, its threads and their end.
+//
+// A connection lives as long as its descriptor is open anywhere. So a process that is killed or
+// upgraded can be followed by one that serves the same mounts, if someone else keeps the
+// descriptor: TakeOver.
 #ifndef LAMINA_FS_MOUNT_FUSE_SESSION_H_
 #define LAMINA_FS_MOUNT_FUSE_SESSION_H_
 
@@ -18,6 +22,7 @@
 #include <thread>
 #include <vector>
 
+#include "fs/mount/fuse_fs.h"
 #include "fs/mount/fuse_mount.h"
 
 namespace lamina::fs {
@@ -36,9 +41,22 @@ class FuseSession {
   static absl::StatusOr<std::unique_ptr<FuseSession>> Start(const Options& options,
                                                             const fuse_lowlevel_ops& operations,
                                                             void* owner);
-  // Unmounts if still mounted, waits for replies that are under way, and cuts the connection: files
-  // still open give errors from then on.
+  // Serves the connection of a session that has ended with its process, or after LeaveMounted().
+  // What that session had read and not answered is asked again, so `operations` must take node ids
+  // and file handles that it gave out. kUnavailable if the connection is gone: unmounted or aborted.
+  static absl::StatusOr<std::unique_ptr<FuseSession>> TakeOver(const Options& options,
+                                                               FuseHandover handover,
+                                                               const fuse_lowlevel_ops& operations,
+                                                               void* owner);
+  // Unmounts if still mounted, waits for replies that are under way, and closes the descriptor:
+  // unless it is open elsewhere, files still open give errors from then on.
   ~FuseSession();
+
+  // For TakeOver: a descriptor to duplicate, and the text that goes with it.
+  int device() const;
+  std::string state() const;
+  // Lets the mount stay when this object goes.
+  void LeaveMounted() { leave_mounted_ = true; }
 
   static FuseSession& Of(fuse_req_t request) {
     return *static_cast<FuseSession*>(fuse_req_userdata(request));
@@ -52,6 +70,8 @@ class FuseSession {
 
   // Makes the kernel forget `name` in the directory `parent`. Not to be called from an operation.
   void ForgetEntry(fuse_ino_t parent, std::string_view name);
+  // True if the kernel has the inode in memory.
+  bool KernelHas(fuse_ino_t inode);
 
   // Around a reply that comes after its operation has returned: the session lives until EndReply.
   void BeginReply();
@@ -59,9 +79,15 @@ class FuseSession {
 
  private:
   explicit FuseSession(const Options& options, void* owner);
+  static absl::StatusOr<std::unique_ptr<FuseSession>> Create(const Options& options,
+                                                             const fuse_lowlevel_ops& operations,
+                                                             void* owner);
   static void Init(void* self, fuse_conn_info* connection);
+  absl::Status UseDevice(UniqueFd device);
+  absl::Status RestoreState(const std::string& state);
   absl::Status StartThreads();
   void Serve(int events);
+  void KeepInitRequest(const fuse_buf& request);
   void StopThreads();
   bool StillMounted() const;
 
@@ -72,8 +98,12 @@ class FuseSession {
   fuse_session* session_ = nullptr;
   std::atomic<unsigned> capabilities_{0};
   std::atomic<bool> ended_{false};
-  UniqueFd stop_;                 // readable (eventfd) once the threads shall end
-  std::vector<UniqueFd> events_;  // epoll, one for each thread
+  std::atomic<bool> leave_mounted_{false};
+  std::string init_request_;        // of the kernel, as it was read
+  unsigned negotiated_ = 0;         // what was answered to it: libfuse's `want`
+  bool negotiated_before_ = false;  // by the session that had the connection before this one
+  UniqueFd stop_;                   // readable (eventfd) once the threads shall end
+  std::vector<UniqueFd> events_;    // epoll, one for each thread
   std::vector<std::thread> threads_;
 
   std::mutex mutex_;

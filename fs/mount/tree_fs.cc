@@ -33,9 +33,14 @@ constexpr double kTimeout = 365.0 * 24 * 60 * 60;
 // streams and no counted inodes.
 class TreeFsImpl final : public TreeFs {
  public:
-  static absl::StatusOr<std::unique_ptr<TreeFs>> Start(Options options);
+  // Takes over if there is a handover.
+  static absl::StatusOr<std::unique_ptr<TreeFs>> Start(Options options,
+                                                       std::optional<FuseHandover> handover);
   explicit TreeFsImpl(erofs::Reader reader) : reader_(std::move(reader)) {}
   bool ended() const override { return session_->ended(); }
+  int device() const override { return session_->device(); }
+  std::string state() const override { return session_->state(); }
+  void LeaveMounted() override { session_->LeaveMounted(); }
 
  private:
   // A data device of the image.
@@ -94,7 +99,8 @@ void ReplyXattr(fuse_req_t request, std::string_view value, size_t size) {
   }
 }
 
-absl::StatusOr<std::unique_ptr<TreeFs>> TreeFsImpl::Start(Options options) {
+absl::StatusOr<std::unique_ptr<TreeFs>> TreeFsImpl::Start(Options options,
+                                                          std::optional<FuseHandover> handover) {
   ASSIGN_OR_RETURN(erofs::Reader reader, erofs::Reader::Open(options.metadata), "mount {}",
                    options.source);
   auto self = std::make_unique<TreeFsImpl>(std::move(reader));
@@ -110,7 +116,12 @@ absl::StatusOr<std::unique_ptr<TreeFs>> TreeFsImpl::Start(Options options) {
   // With POSIX ACLs the kernel asks for them and decides by them, as it does for EROFS.
   session.capabilities = FUSE_CAP_SPLICE_WRITE | FUSE_CAP_POSIX_ACL | FUSE_CAP_CACHE_SYMLINKS |
                          FUSE_CAP_NO_OPEN_SUPPORT | FUSE_CAP_NO_OPENDIR_SUPPORT;
-  ASSIGN_OR_RETURN(self->session_, FuseSession::Start(session, Operations(), self.get()));
+  if (handover.has_value()) {
+    ASSIGN_OR_RETURN(self->session_, FuseSession::TakeOver(session, *std::move(handover),
+                                                           Operations(), self.get()));
+  } else {
+    ASSIGN_OR_RETURN(self->session_, FuseSession::Start(session, Operations(), self.get()));
+  }
   return self;
 }
 
@@ -409,7 +420,11 @@ fuse_lowlevel_ops TreeFsImpl::Operations() {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<TreeFs>> TreeFs::Start(Options options) {
-  return TreeFsImpl::Start(std::move(options));
+  return TreeFsImpl::Start(std::move(options), std::nullopt);
+}
+
+absl::StatusOr<std::unique_ptr<TreeFs>> TreeFs::TakeOver(Options options, FuseHandover handover) {
+  return TreeFsImpl::Start(std::move(options), std::move(handover));
 }
 
 }  // namespace lamina::fs

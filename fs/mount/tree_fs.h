@@ -13,10 +13,11 @@
 #include <vector>
 
 #include "chunkstore/blob_store.h"
+#include "fs/mount/fuse_fs.h"
 
 namespace lamina::fs {
 
-class TreeFs {
+class TreeFs : public FuseFs {
  public:
   struct Options {
     std::string mountpoint;
@@ -27,8 +28,10 @@ class TreeFs {
   };
   // Mounts (as root directly, else through fusermount3) and serves from threads of its own.
   static absl::StatusOr<std::unique_ptr<TreeFs>> Start(Options options);
-  // Unmounts if still mounted, and stops.
-  virtual ~TreeFs() = default;
+  // Serves what another process has mounted there, with the same options. kUnavailable if the
+  // connection is gone.
+  static absl::StatusOr<std::unique_ptr<TreeFs>> TakeOver(Options options, FuseHandover handover);
+  // Unmounts if still mounted (unless LeaveMounted() was called), and stops.
 
   // True once the file system is no longer mounted (unmounted by anyone, or its connection
   // aborted).

@@ -99,7 +99,7 @@ class BlobFsTest : public MountTest {
     MountTest::TearDown();
   }
 
-  std::string path(const std::string& id, int slot) const {
+  std::string path(uint64_t id, int slot) const {
     return fmt::format("{}/{}/{}", fs_->mountpoint(), id, slot);
   }
   std::vector<std::string> Names(const std::string& below) const {
@@ -110,12 +110,12 @@ class BlobFsTest : public MountTest {
     std::sort(names.begin(), names.end());
     return names;
   }
-  // RELEASE comes some time after close(2).
-  bool AllClosedSoon(const std::string& id) const {
-    for (int i = 0; i < 500 && fs_->open_files(id) != 0; ++i) {
+  // The kernel closes a file some time after close(2).
+  bool UnusedSoon(uint64_t id) const {
+    for (int i = 0; i < 500 && fs_->InUse(id); ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
-    return fs_->open_files(id) == 0;
+    return !fs_->InUse(id);
   }
 
   std::unique_ptr<BlobFs> fs_;
@@ -126,47 +126,47 @@ class BlobFsTest : public MountTest {
 
 TEST_F(BlobFsTest, ShowsADirectoryForEachMountWithAFileForEachSlot) {
   EXPECT_THAT(Names(""), IsEmpty());
-  ASSERT_TRUE(fs_->Add("one", {a_, b_}, stats_).ok());
-  ASSERT_TRUE(fs_->Add("two", {b_}, stats_).ok());
-  EXPECT_THAT(Names(""), ElementsAre("one", "two"));
-  EXPECT_THAT(Names("/one"), ElementsAre("1", "2"));
-  EXPECT_EQ(ReadAt(path("one", 1), 100, 3).value(), "aaa");
-  EXPECT_EQ(ReadAt(path("one", 2), 100, 3).value(), "bbb");
-  EXPECT_EQ(ReadAt(path("two", 1), 100, 3).value(), "bbb");
-  EXPECT_EQ(std::filesystem::file_size(path("one", 1)), kFileSize);
+  ASSERT_TRUE(fs_->Add({1, {a_, b_}, stats_}).ok());
+  ASSERT_TRUE(fs_->Add({2, {b_}, stats_}).ok());
+  EXPECT_THAT(Names(""), ElementsAre("1", "2"));
+  EXPECT_THAT(Names("/1"), ElementsAre("1", "2"));
+  EXPECT_EQ(ReadAt(path(1, 1), 100, 3).value(), "aaa");
+  EXPECT_EQ(ReadAt(path(1, 2), 100, 3).value(), "bbb");
+  EXPECT_EQ(ReadAt(path(2, 1), 100, 3).value(), "bbb");
+  EXPECT_EQ(std::filesystem::file_size(path(1, 1)), kFileSize);
 }
 
 TEST_F(BlobFsTest, OtherNamesAreNotThere) {
-  ASSERT_TRUE(fs_->Add("one", {a_}, stats_).ok());
-  for (const char* name : {"/two", "/one/0", "/one/2", "/one/01", "/one/1x", "/one/x", "/one/-1",
-                           "/one/65537", "/one/18446744073709551617"}) {
+  ASSERT_TRUE(fs_->Add({1, {a_}, stats_}).ok());
+  for (const char* name : {"/2", "/01", "/x", "/0", "/1/0", "/1/2", "/1/01", "/1/1x", "/1/x",
+                           "/1/-1", "/1/65537", "/1/18446744073709551617"}) {
     EXPECT_EQ(::access((target() + name).c_str(), F_OK), -1) << name;
     EXPECT_EQ(errno, ENOENT) << name;
   }
 }
 
-TEST_F(BlobFsTest, IdsMustBeFreeFileNames) {
-  ASSERT_TRUE(fs_->Add("one", {a_}, stats_).ok());
-  EXPECT_TRUE(absl::IsAlreadyExists(fs_->Add("one", {b_}, stats_)));
-  EXPECT_EQ(ReadAt(path("one", 1), 0, 1).value(), "a");
-  for (const char* id : {"", ".", "..", "a/b"}) {
-    EXPECT_TRUE(absl::IsInvalidArgument(fs_->Add(id, {a_}, stats_))) << id;
+TEST_F(BlobFsTest, IdsMustBeFreeAndInRange) {
+  ASSERT_TRUE(fs_->Add({1, {a_}, stats_}).ok());
+  EXPECT_TRUE(absl::IsAlreadyExists(fs_->Add({1, {b_}, stats_})));
+  EXPECT_EQ(ReadAt(path(1, 1), 0, 1).value(), "a");
+  for (const uint64_t id : {uint64_t{0}, uint64_t{1} << 48, UINT64_MAX}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(fs_->Add({id, {a_}, stats_}))) << id;
   }
 }
 
 TEST_F(BlobFsTest, ReadsEndWithTheFile) {
-  ASSERT_TRUE(fs_->Add("one", {a_}, stats_).ok());
-  EXPECT_EQ(ReadAt(path("one", 1), kFileSize - 10, 100).value(), "aaaaaaaaaa");
-  EXPECT_EQ(ReadAt(path("one", 1), kFileSize, 100).value(), "");
-  EXPECT_EQ(ReadAt(path("one", 1), kFileSize * 2, 100).value(), "");
-  EXPECT_EQ(ReadAt(path("one", 1), 0, kFileSize + 1).value(), std::string(kFileSize, 'a'));
+  ASSERT_TRUE(fs_->Add({1, {a_}, stats_}).ok());
+  EXPECT_EQ(ReadAt(path(1, 1), kFileSize - 10, 100).value(), "aaaaaaaaaa");
+  EXPECT_EQ(ReadAt(path(1, 1), kFileSize, 100).value(), "");
+  EXPECT_EQ(ReadAt(path(1, 1), kFileSize * 2, 100).value(), "");
+  EXPECT_EQ(ReadAt(path(1, 1), 0, kFileSize + 1).value(), std::string(kFileSize, 'a'));
 }
 
 TEST_F(BlobFsTest, CountsWhatIsReadForTheMountThatReadsIt) {
   const auto other = std::make_shared<ReadStats>();
-  ASSERT_TRUE(fs_->Add("one", {a_}, stats_).ok());
-  ASSERT_TRUE(fs_->Add("other", {a_}, other).ok());
-  ASSERT_TRUE(ReadAt(path("one", 1), 0, 5000).ok());
+  ASSERT_TRUE(fs_->Add({1, {a_}, stats_}).ok());
+  ASSERT_TRUE(fs_->Add({3, {a_}, other}).ok());
+  ASSERT_TRUE(ReadAt(path(1, 1), 0, 5000).ok());
   EXPECT_EQ(stats_->read_requests, 1u);
   EXPECT_EQ(stats_->read_bytes, 5000u);
   EXPECT_EQ(stats_->missed_requests, 0u);
@@ -175,10 +175,10 @@ TEST_F(BlobFsTest, CountsWhatIsReadForTheMountThatReadsIt) {
 }
 
 TEST_F(BlobFsTest, AMissIsAnsweredWhenItHasBeenFetched) {
-  ASSERT_TRUE(fs_->Add("one", {a_}, stats_).ok());
+  ASSERT_TRUE(fs_->Add({1, {a_}, stats_}).ok());
   a_->set_ready(false);
   std::thread reader(
-      [&] { EXPECT_EQ(ReadAt(path("one", 1), 0, 300'000).value(), std::string(300'000, 'a')); });
+      [&] { EXPECT_EQ(ReadAt(path(1, 1), 0, 300'000).value(), std::string(300'000, 'a')); });
   a_->Answer(1, absl::OkStatus());
   reader.join();
   EXPECT_EQ(stats_->missed_requests, 1u);
@@ -186,13 +186,13 @@ TEST_F(BlobFsTest, AMissIsAnsweredWhenItHasBeenFetched) {
 }
 
 TEST_F(BlobFsTest, AFailedFetchIsEioWhateverTheReason) {
-  ASSERT_TRUE(fs_->Add("one", {a_}, stats_).ok());
+  ASSERT_TRUE(fs_->Add({1, {a_}, stats_}).ok());
   a_->set_ready(false);
   for (const absl::Status& reason :
        {absl::NotFoundError("gone"), absl::ResourceExhaustedError("disk full"),
         absl::DataLossError("wrong digest"), absl::PermissionDeniedError("token expired")}) {
     std::thread reader([&] {
-      const UniqueFd fd(::open(path("one", 1).c_str(), O_RDONLY | O_CLOEXEC));
+      const UniqueFd fd(::open(path(1, 1).c_str(), O_RDONLY | O_CLOEXEC));
       char byte = 0;
       EXPECT_EQ(::pread(fd.get(), &byte, 1, 0), -1);
       EXPECT_EQ(errno, EIO) << reason;
@@ -215,52 +215,44 @@ TEST_F(BlobFsTest, ReadsThroughWhatThereIsNoRoomFor) {
 
 TEST_F(BlobFsTest, WaitingReadersDoNotHoldUpOthers) {
   constexpr size_t kWaiting = 64;  // more than there are threads
-  ASSERT_TRUE(fs_->Add("one", {a_, b_}, stats_).ok());
+  ASSERT_TRUE(fs_->Add({1, {a_, b_}, stats_}).ok());
   a_->set_ready(false);
   std::vector<std::thread> readers;
   for (size_t i = 0; i < kWaiting; ++i) {
-    readers.emplace_back([&] { EXPECT_EQ(ReadAt(path("one", 1), 0, 10)->size(), 10u); });
+    readers.emplace_back([&] { EXPECT_EQ(ReadAt(path(1, 1), 0, 10)->size(), 10u); });
   }
   a_->AwaitFetches(kWaiting);
-  EXPECT_EQ(ReadAt(path("one", 2), 0, 1).value(), "b");
+  EXPECT_EQ(ReadAt(path(1, 2), 0, 1).value(), "b");
   a_->Answer(kWaiting, absl::OkStatus());
   for (std::thread& reader : readers) reader.join();
 }
 
 TEST_F(BlobFsTest, OpenFilesOutliveTheRemovalOfTheirMount) {
-  ASSERT_TRUE(fs_->Add("one", {a_}, stats_).ok());
-  EXPECT_EQ(fs_->open_files("one"), 0u);
-  UniqueFd fd(::open(path("one", 1).c_str(), O_RDONLY | O_CLOEXEC));
+  ASSERT_TRUE(fs_->Add({1, {a_}, stats_}).ok());
+  UniqueFd fd(::open(path(1, 1).c_str(), O_RDONLY | O_CLOEXEC));
   ASSERT_TRUE(fd.valid());
-  EXPECT_EQ(fs_->open_files("one"), 1u);
-  fs_->Remove("one");
+  EXPECT_TRUE(fs_->InUse(1));
+  fs_->Remove(1);
   EXPECT_THAT(Names(""), IsEmpty());
-  EXPECT_EQ(::access(path("one", 1).c_str(), F_OK), -1);
+  EXPECT_EQ(::access(path(1, 1).c_str(), F_OK), -1);
   char byte = 0;
   EXPECT_EQ(::pread(fd.get(), &byte, 1, 0), 1);
   EXPECT_EQ(byte, 'a');
-  EXPECT_EQ(fs_->open_files("one"), 1u);
-
-  // The id is free at once.
-  ASSERT_TRUE(fs_->Add("one", {b_}, stats_).ok());
-  EXPECT_EQ(ReadAt(path("one", 1), 0, 1).value(), "b");
-  EXPECT_EQ(::pread(fd.get(), &byte, 1, 0), 1);
-  EXPECT_EQ(byte, 'a');
+  EXPECT_TRUE(fs_->InUse(1));
+  EXPECT_TRUE(absl::IsAlreadyExists(fs_->Add({1, {b_}, stats_})));
   fd.Reset();
-  EXPECT_TRUE(AllClosedSoon("one"));
+  EXPECT_TRUE(UnusedSoon(1));
+  ASSERT_TRUE(fs_->Add({1, {b_}, stats_}).ok());
+  EXPECT_EQ(ReadAt(path(1, 1), 0, 1).value(), "b");
 }
 
 TEST_F(BlobFsTest, LetsGoOfBlobsThatNobodyUsesAnyMore) {
   auto owned = std::make_shared<FakeBlob>('a');
   const std::weak_ptr<FakeBlob> blob = owned;
-  ASSERT_TRUE(fs_->Add("one", {std::move(owned)}, stats_).ok());
-  ASSERT_TRUE(ReadAt(path("one", 1), 0, 1).ok());
-  ASSERT_TRUE(AllClosedSoon("one"));
-  fs_->Remove("one");
-  // The kernel forgets the file when the name is taken from it.
-  for (int i = 0; i < 500 && !blob.expired(); ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
+  ASSERT_TRUE(fs_->Add({1, {std::move(owned)}, stats_}).ok());
+  ASSERT_TRUE(ReadAt(path(1, 1), 0, 1).ok());
+  fs_->Remove(1);
+  EXPECT_TRUE(UnusedSoon(1));
   EXPECT_TRUE(blob.expired());
 }
 
@@ -270,7 +262,7 @@ TEST_F(BlobFsTest, ManyCyclesOfAddAndRemoveUnderLoad) {
   for (int i = 0; i < 3; ++i) {
     readers.emplace_back([&] {
       while (!stop) {
-        const auto got = ReadAt(path("one", 1), 4096, 8192);
+        const auto got = ReadAt(path(1, 1), 4096, 8192);
         if (got.ok()) {
           EXPECT_TRUE(*got == std::string(8192, 'a'));
         } else {
@@ -280,18 +272,19 @@ TEST_F(BlobFsTest, ManyCyclesOfAddAndRemoveUnderLoad) {
     });
   }
   for (int i = 0; i < 1000; ++i) {
-    ASSERT_TRUE(fs_->Add("one", {a_}, stats_).ok());
-    ASSERT_TRUE(fs_->Add("two", {b_}, stats_).ok());
-    fs_->Remove("one");
-    fs_->Remove("two");
+    ASSERT_TRUE(fs_->Add({1, {a_}, stats_}).ok());
+    ASSERT_TRUE(fs_->Add({2, {b_}, stats_}).ok());
+    fs_->Remove(1);
+    fs_->Remove(2);
+    ASSERT_TRUE(UnusedSoon(1) && UnusedSoon(2));
   }
   stop = true;
   for (std::thread& reader : readers) reader.join();
 }
 
 TEST_F(BlobFsTest, FilesInUseGiveErrorsOnceItHasStopped) {
-  ASSERT_TRUE(fs_->Add("one", {a_}, stats_).ok());
-  const UniqueFd fd(::open(path("one", 1).c_str(), O_RDONLY | O_CLOEXEC));
+  ASSERT_TRUE(fs_->Add({1, {a_}, stats_}).ok());
+  const UniqueFd fd(::open(path(1, 1).c_str(), O_RDONLY | O_CLOEXEC));
   ASSERT_TRUE(fd.valid());
   fs_.reset();
   char byte = 0;
@@ -300,9 +293,9 @@ TEST_F(BlobFsTest, FilesInUseGiveErrorsOnceItHasStopped) {
 }
 
 TEST_F(BlobFsTest, StopsOnlyAfterTheReadersThatWaitAreAnswered) {
-  ASSERT_TRUE(fs_->Add("one", {a_}, stats_).ok());
+  ASSERT_TRUE(fs_->Add({1, {a_}, stats_}).ok());
   a_->set_ready(false);
-  std::thread reader([&] { EXPECT_EQ(ReadAt(path("one", 1), 0, 1).value_or(""), "a"); });
+  std::thread reader([&] { EXPECT_EQ(ReadAt(path(1, 1), 0, 1).value_or(""), "a"); });
   a_->AwaitFetches(1);
   std::thread stop([&] { fs_.reset(); });
   while (FindMount(target()).value()) std::this_thread::yield();
@@ -312,9 +305,127 @@ TEST_F(BlobFsTest, StopsOnlyAfterTheReadersThatWaitAreAnswered) {
 }
 
 TEST_F(BlobFsTest, IsOfNoUseToOrdinaryUsers) {
-  ASSERT_TRUE(fs_->Add("one", {a_}, stats_).ok());
-  EXPECT_THAT(Shell("setpriv --reuid=65534 --clear-groups cat " + path("one", 1) + "; true"),
+  ASSERT_TRUE(fs_->Add({1, {a_}, stats_}).ok());
+  EXPECT_THAT(Shell("setpriv --reuid=65534 --clear-groups cat " + path(1, 1) + "; true"),
               testing::HasSubstr("Permission denied"));
+}
+
+// What the process after a killed one does: the descriptor is duplicated as a holder would have it.
+class TakeOverTest : public BlobFsTest {
+ protected:
+  // Ends the file system as a process that is killed does, and leaves what its successor gets.
+  FuseHandover Leave() {
+    FuseHandover handover{UniqueFd(::fcntl(fs_->device(), F_DUPFD_CLOEXEC, 0)), fs_->state()};
+    fs_->LeaveMounted();
+    fs_.reset();
+    return handover;
+  }
+  void TakeOver(FuseHandover handover, std::vector<BlobFs::Directory> directories,
+                std::vector<BlobFs::Directory> removed = {}) {
+    auto fs =
+        BlobFs::TakeOver(target(), std::move(handover), std::move(directories), std::move(removed));
+    ASSERT_TRUE(fs.ok()) << fs.status();
+    fs_ = *std::move(fs);
+  }
+};
+
+TEST_F(TakeOverTest, OpenFilesAreReadOn) {
+  ASSERT_TRUE(fs_->Add({7, {a_, b_}, stats_}).ok());
+  const UniqueFd fd(::open(path(7, 2).c_str(), O_RDONLY | O_CLOEXEC));
+  for (int life = 0; life < 3; ++life) {
+    TakeOver(Leave(), {{7, {a_, b_}, stats_}});
+    char byte = 0;
+    EXPECT_EQ(::pread(fd.get(), &byte, 1, 0), 1);
+    EXPECT_EQ(byte, 'b');
+    EXPECT_EQ(ReadAt(path(7, 1), 0, 1).value(), "a");
+    EXPECT_THAT(Names("/7"), ElementsAre("1", "2"));
+  }
+}
+
+TEST_F(TakeOverTest, RequestsWaitForTheSuccessor) {
+  ASSERT_TRUE(fs_->Add({7, {a_}, stats_}).ok());
+  const std::string file = path(7, 1);
+  const UniqueFd fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
+  FuseHandover handover = Leave();
+  std::atomic<bool> answered = false;
+  std::thread reader([&] {
+    char byte = 0;
+    EXPECT_EQ(::pread(fd.get(), &byte, 1, 0), 1);
+    EXPECT_EQ(byte, 'a');
+    EXPECT_EQ(ReadAt(file, 0, 1).value(), "a");
+    answered = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_FALSE(answered);
+  TakeOver(std::move(handover), {{7, {a_}, stats_}});
+  reader.join();
+}
+
+TEST_F(TakeOverTest, RequestsThatWereReadAndNotAnsweredAreAskedAgain) {
+  ASSERT_TRUE(fs_->Add({7, {a_}, stats_}).ok());
+  const UniqueFd fd(::open(path(7, 1).c_str(), O_RDONLY | O_CLOEXEC));
+  FuseHandover handover = Leave();
+  std::thread reader([&] {
+    std::string content(100'000, '\0');
+    EXPECT_EQ(::pread(fd.get(), content.data(), content.size(), 0), 100'000);
+    EXPECT_EQ(content, std::string(100'000, 'a'));
+  });
+  // As a process does that is killed before it answers.
+  std::string request(1 << 21, '\0');
+  ssize_t length = -1;
+  while (length < 0) length = ::read(handover.device.get(), request.data(), request.size());
+  TakeOver(std::move(handover), {{7, {a_}, stats_}});
+  reader.join();
+}
+
+TEST_F(TakeOverTest, RemovedMountsAreServedToTheirLastUser) {
+  ASSERT_TRUE(fs_->Add({7, {a_}, stats_}).ok());
+  UniqueFd fd(::open(path(7, 1).c_str(), O_RDONLY | O_CLOEXEC));
+  fs_->Remove(7);
+  TakeOver(Leave(), {{8, {b_}, stats_}}, {{7, {a_}, stats_}});
+  EXPECT_THAT(Names(""), ElementsAre("8"));
+  char byte = 0;
+  EXPECT_EQ(::pread(fd.get(), &byte, 1, 0), 1);
+  EXPECT_EQ(byte, 'a');
+  EXPECT_TRUE(fs_->InUse(7));
+  fd.Reset();
+  EXPECT_TRUE(UnusedSoon(7));
+  EXPECT_TRUE(fs_->InUse(8));
+}
+
+TEST_F(TakeOverTest, ReadersGetAnErrorOnceNobodyHasTheDescriptor) {
+  ASSERT_TRUE(fs_->Add({7, {a_}, stats_}).ok());
+  const UniqueFd fd(::open(path(7, 1).c_str(), O_RDONLY | O_CLOEXEC));
+  FuseHandover handover = Leave();
+  std::thread reader([&] {
+    char byte = 0;
+    EXPECT_EQ(::pread(fd.get(), &byte, 1, 0), -1);
+    EXPECT_TRUE(errno == ECONNABORTED || errno == ENOTCONN) << errno;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  handover.device.Reset();
+  reader.join();
+  EXPECT_TRUE(Unmount(target(), /*detach=*/true).ok());
+}
+
+TEST_F(TakeOverTest, AConnectionThatIsGoneIsUnavailable) {
+  FuseHandover handover = Leave();
+  ASSERT_TRUE(Unmount(target()).ok());
+  EXPECT_TRUE(
+      absl::IsUnavailable(BlobFs::TakeOver(target(), std::move(handover), {}, {}).status()));
+}
+
+TEST_F(TakeOverTest, StateThatIsDamagedIsRefused) {
+  FuseHandover handover = Leave();
+  const std::string state = handover.state;
+  for (const std::string& damaged :
+       {std::string(), std::string("2") + state.substr(1), state.substr(0, state.size() / 2),
+        state + "0", state + "00", state.substr(0, state.size() - 2) + "xx"}) {
+    FuseHandover copy{UniqueFd(::fcntl(handover.device.get(), F_DUPFD_CLOEXEC, 0)), damaged};
+    EXPECT_TRUE(absl::IsDataLoss(BlobFs::TakeOver(target(), std::move(copy), {}, {}).status()))
+        << damaged;
+  }
+  TakeOver(std::move(handover), {});  // nothing was harmed
 }
 
 }  // namespace

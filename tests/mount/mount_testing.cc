@@ -203,12 +203,12 @@ std::unique_ptr<MountedImage> MountTest::Mount(const TestImage& image, Transport
   EXPECT_TRUE(blob_fs.ok()) << blob_fs.status();
   if (!blob_fs.ok()) return nullptr;
   mounted->blob_fs = *std::move(blob_fs);
-  EXPECT_TRUE(mounted->blob_fs->Add("image", mounted->blobs, mounted->stats).ok());
+  EXPECT_TRUE(mounted->blob_fs->Add({1, mounted->blobs, mounted->stats}).ok());
   const std::string metadata = root() + "/metadata";
   EXPECT_TRUE(WriteFileAtomically(metadata, image.metadata).ok());
   std::vector<std::string> devices;
   for (size_t slot = 1; slot <= image.layers.size(); ++slot) {
-    devices.push_back(fmt::format("{}/image/{}", mounted->blob_fs->mountpoint(), slot));
+    devices.push_back(fmt::format("{}/1/{}", mounted->blob_fs->mountpoint(), slot));
   }
   const absl::Status status =
       MountErofs(metadata, devices, target(), transport == Transport::kErofsOnLoop);
