@@ -4,10 +4,12 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <spawn.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
@@ -46,16 +48,36 @@ absl::StatusOr<std::string> ReadToEnd(int fd) {
   }
 }
 
+absl::StatusOr<std::string> NewToken() {
+  std::array<uint64_t, 2> random;
+  if (::getrandom(random.data(), sizeof(random), 0) != sizeof(random)) {
+    return ErrnoStatus(errno, "getrandom");
+  }
+  return fmt::format("{:016x}{:016x}", random[0], random[1]);
+}
+
 }  // namespace
 
 absl::StatusOr<json> Client::Mount(const MountRequest& request) {
   json message = ToJson(request);
   message["op"] = "mount";
+  if (request.token.empty()) {
+    ASSIGN_OR_RETURN(message["token"], NewToken());
+  }
   return Call(message, /*start_engine=*/true);
 }
 
 absl::Status Client::Unmount(const std::string& target) {
-  return Call({{"op", "unmount"}, {"target", target}}, /*start_engine=*/true).status();
+  const auto is_mounted = [&target] {
+    const absl::StatusOr<std::optional<MountInfo>> info = FindMount(target);
+    return info.ok() && info->has_value();
+  };
+  const bool was_mounted = is_mounted();
+  const absl::Status status =
+      Call({{"op", "unmount"}, {"target", target}}, /*start_engine=*/true).status();
+  // An engine that is killed just after it has unmounted leaves its successor with nothing to do.
+  if (absl::IsNotFound(status) && was_mounted && !is_mounted()) return absl::OkStatus();
+  return status;
 }
 
 absl::StatusOr<json> Client::Report(const std::optional<std::string>& target) {
@@ -106,7 +128,8 @@ absl::StatusOr<json> Client::Call(const json& request, bool start_engine) {
     absl::StatusOr<std::string> line =
         sent.ok() ? ReadLine(socket->get()) : absl::StatusOr<std::string>(sent);
     if (!line.ok()) {
-      // Closed without an answer: the request was not begun.
+      // Closed without an answer: the request was not begun, or the engine was killed, and then a
+      // mount's token lets it be made again.
       last = line.status();
       continue;
     }

@@ -11,23 +11,14 @@
 #include <atomic>
 #include <cerrno>
 #include <filesystem>
-#include <map>
-#include <mutex>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <system_error>
 #include <thread>
 #include <utility>
 
-#include "chunkstore/blob_store.h"
-#include "chunkstore/http/client.h"
-#include "chunkstore/node_index.h"
+#include "fs/engine/engine_impl.h"
 #include "fs/engine/messages.h"
-#include "fs/engine/metadata_cache.h"
 #include "fs/image/image.h"
-#include "fs/mount/blob_fs.h"
-#include "fs/mount/mount.h"
-#include "fs/mount/tree_fs.h"
 
 namespace lamina::fs {
 namespace {
@@ -45,59 +36,6 @@ absl::Status MakeDirectory(const std::string& path, mode_t mode) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<UniqueFd> LockState(const std::string& state) {
-  ASSIGN_OR_RETURN(UniqueFd lock, OpenFile(state + "/lock", O_RDWR | O_CREAT, 0600));
-  if (::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) return lock;
-  if (errno == EWOULDBLOCK) {
-    return absl::UnavailableError(
-        fmt::format("state directory {} is in use by another engine", state));
-  }
-  return ErrnoStatus(errno, fmt::format("lock {}/lock", state));
-}
-
-// Removes a directory tree of ours; what cannot be removed is logged, never followed into a mount.
-void RemoveTree(const std::string& path) {
-  std::error_code error;
-  std::filesystem::remove_all(path, error);
-  if (error) spdlog::warn("remove {}: {}", path, error.message());
-}
-
-// Where a mount's parts are.
-struct Paths {
-  std::string directory;
-  std::string lower;  // EROFS below a writable mount
-  std::string upper;
-  std::string work;
-
-  Paths(const std::string& state, const std::string& id, const std::string& writable_dir)
-      : directory(fmt::format("{}/mounts/{}", state, id)), lower(directory + "/lower") {
-    const std::string& parent = writable_dir.empty() ? directory : writable_dir;
-    upper = parent + "/upper";
-    work = parent + "/work";
-  }
-};
-
-// Makes the upper directory of an overlay, if it is not there from an earlier mount. It gets the
-// attributes of the image's root, because overlayfs shows its own for the root of the merged tree.
-absl::Status MakeUpper(const Paths& paths) {
-  if (::mkdir(paths.upper.c_str(), 0700) != 0) {
-    if (errno == EEXIST) return absl::OkStatus();
-    return ErrnoStatus(errno, "create directory " + paths.upper);
-  }
-  struct stat root {};
-  if (::stat(paths.lower.c_str(), &root) != 0 ||
-      ::chown(paths.upper.c_str(), root.st_uid, root.st_gid) != 0 ||
-      ::chmod(paths.upper.c_str(), root.st_mode & 07777) != 0) {
-    return ErrnoStatus(errno,
-                       fmt::format("give {} the attributes of the image's root", paths.upper));
-  }
-  const timespec modified[2] = {{.tv_sec = 0, .tv_nsec = UTIME_OMIT}, root.st_mtim};
-  if (::utimensat(AT_FDCWD, paths.upper.c_str(), modified, 0) != 0) {
-    return ErrnoStatus(errno, "set the time of " + paths.upper);
-  }
-  return absl::OkStatus();
-}
-
 // Counts up from what is there, so that ids stay short and are not used twice.
 std::string NextId(const std::string& state) {
   static_assert(sizeof(unsigned long) == 8);
@@ -109,118 +47,106 @@ std::string NextId(const std::string& state) {
   return std::to_string(next);
 }
 
-struct MountState {
-  MountDescription description;
-  std::string writable_dir;
-  std::shared_ptr<void> image_use;
-  uint64_t kernel_id = 0;  // of the mount at the target, in mountinfo
-  std::vector<std::shared_ptr<Blob>> blobs;
-  std::shared_ptr<const MergedMetadata> metadata;
-  std::shared_ptr<ReadStats> stats;
-  std::unique_ptr<TreeFs> tree;  // with Transport::kFuse
-};
+ImageRecord RecordOf(const Image& image) {
+  return {
+      .image = image.reference, .manifest_digest = image.manifest_digest, .layers = image.layers};
+}
 
-class EngineImpl : public Engine {
- public:
-  EngineImpl(std::string state, UniqueFd lock, std::shared_ptr<chunkstore::NodeIndex> index,
-             std::unique_ptr<chunkstore::BlobStore> store)
-      : state_(std::move(state)),
-        lock_(std::move(lock)),
-        index_(std::move(index)),
-        store_(std::move(store)),
-        images_(state_ + "/images", *store_) {}
+bool HasNul(const std::string& text) { return text.find('\0') != std::string::npos; }
 
-  ~EngineImpl() override {
-    for (const auto& [target, mount] : mounts_) {
-      if (absl::Status status = UnmountParts(mount, /*detach=*/true); !status.ok()) {
-        spdlog::error("{}", std::string(status.message()));
-      }
-    }
-    mounts_.clear();
-    blob_fs_.reset();
-    detached_.clear();
-  }
+}  // namespace
 
-  absl::Status CleanUpAfterKilledEngine();
+void RemoveTree(const std::string& path) {
+  std::error_code error;
+  std::filesystem::remove_all(path, error);
+  if (error) spdlog::warn("remove {}: {}", path, error.message());
+}
 
-  absl::StatusOr<MountDescription> Mount(const MountRequest& request) override;
-  absl::Status Unmount(const std::string& target) override;
-  absl::StatusOr<std::vector<MountReport>> Report(
-      const std::optional<std::string>& target) override;
-  ImageCache& images() override { return images_; }
-  absl::Status PinImage(const std::string& image, bool pinned) override;
-  void ForgetGoneMounts() override;
-  bool HasMounts() override {
-    std::lock_guard lock(mutex_);
-    return !mounts_.empty();
-  }
-  bool Idle() override;
+std::string DescriptorName(const MountRecord& record) {
+  return fmt::format("{}-{}", kBlobFsRecord, record.description.id);
+}
 
- private:
-  struct Choice {
-    Transport transport;
-    bool loop;
-    std::string reason;
-  };
-  absl::StatusOr<Choice> ChooseTransport(const MountRequest& request);
-  absl::StatusOr<MountState> Prepare(const MountRequest& request);
-  // One for all images; made when the first comes from a registry.
-  absl::StatusOr<std::shared_ptr<http::Client>> HttpClient();
-  absl::Status Assemble(const MountRequest& request, MountState& mount);
-  absl::Status MountErofsAt(const std::string& target, MountState& mount);
-  absl::Status CleanUpRecordedMounts();
-  absl::Status UnmountParts(const MountState& mount, bool detach);
-  bool IsOurs(const MountInfo& info, const MountState& mount) const;
-  void Forget(const MountState& mount);
-  // Lets go of detached mounts whose last user has gone. With mutex_ held.
-  void SweepDetached();
+uint64_t BlobFsId(const MountRecord& record) {
+  return std::strtoull(record.description.id.c_str(), nullptr, 10);
+}
 
-  const std::string state_;
-  const UniqueFd lock_;
-  const std::shared_ptr<chunkstore::NodeIndex> index_;
-  const std::unique_ptr<chunkstore::BlobStore> store_;
-  ImageCache images_;
+MountPaths::MountPaths(const std::string& state, const std::string& id,
+                       const std::string& writable_dir)
+    : directory(fmt::format("{}/mounts/{}", state, id)), lower(directory + "/lower") {
+  const std::string& parent = writable_dir.empty() ? directory : writable_dir;
+  upper = parent + "/upper";
+  work = parent + "/work";
+}
 
-  std::once_flag probe_;
-  Capability from_file_;  // set by probe_
-
-  std::mutex mutex_;                          // guards what follows
-  std::shared_ptr<http::Client> http_;        // null as long as no image comes from a registry
-  std::unique_ptr<BlobFs> blob_fs_;           // started by the first EROFS mount
-  std::map<std::string, MountState> mounts_;  // by target
-  std::set<std::string> cleaned_targets_;     // unmounted on start, not yet asked for
-  std::vector<MountState> detached_;          // gone by name, but they may have users left
-};
-
-// Attaches the layers, several at a time: for an origin far away the round trips of many layers would
-// add up.
-absl::StatusOr<std::vector<std::shared_ptr<Blob>>> AttachAll(chunkstore::BlobStore& store,
-                                                             const Image& image) {
-  std::vector<absl::StatusOr<std::shared_ptr<Blob>>> results(image.layers.size(),
+std::vector<absl::StatusOr<std::shared_ptr<Blob>>> AttachAll(
+    chunkstore::BlobStore& store, const std::vector<LayerToAttach>& layers) {
+  std::vector<absl::StatusOr<std::shared_ptr<Blob>>> results(layers.size(),
                                                              absl::UnknownError("not attached"));
   std::atomic<size_t> next = 0;
   const auto work = [&] {
     for (size_t i = next++; i < results.size(); i = next++) {
-      results[i] = store.Attach(image.layers[i], image.origin);
+      results[i] = store.Attach(layers[i].descriptor, layers[i].origin);
+      if (!results[i].ok()) {
+        results[i] = Annotate(results[i].status(),
+                              fmt::format("layer {}", layers[i].descriptor.digest.ToString()));
+      }
     }
   };
-  {
-    std::vector<std::jthread> helpers;  // joined at the end of the block
-    for (size_t i = 1; i < std::min(results.size(), kAttachThreads); ++i)
-      helpers.emplace_back(work);
-    work();
-  }
-  std::vector<std::shared_ptr<Blob>> blobs;
-  for (size_t i = 0; i < results.size(); ++i) {
-    RETURN_IF_ERROR(results[i].status(), "layer {}", image.layers[i].digest.ToString());
-    blobs.push_back(*std::move(results[i]));
-  }
-  return blobs;
+  std::vector<std::jthread> helpers;  // joined on return
+  for (size_t i = 1; i < std::min(results.size(), kAttachThreads); ++i) helpers.emplace_back(work);
+  work();
+  helpers.clear();
+  return results;
 }
 
-ImageRecord RecordOf(const Image& image) {
-  return {
-      .image = image.reference, .manifest_digest = image.manifest_digest, .layers = image.layers};
+EngineImpl::EngineImpl(EngineOptions options, UniqueFd lock, std::unique_ptr<Mounter> mounter,
+                       std::shared_ptr<chunkstore::NodeIndex> index,
+                       std::unique_ptr<chunkstore::BlobStore> store)
+    : state_(std::move(options.state)),
+      holder_(std::move(options.holder)),
+      lock_(std::move(lock)),
+      mounter_(std::move(mounter)),
+      index_(std::move(index)),
+      store_(std::move(store)),
+      images_(state_ + "/images", *store_) {}
+
+EngineImpl::~EngineImpl() {
+  if (handed_over_) return;
+  for (auto& [target, mount] : mounts_) {
+    if (absl::Status status = UnmountParts(mount.record, /*detach=*/true); !status.ok()) {
+      spdlog::error("{}", std::string(status.message()));
+    }
+    detached_.push_back(std::move(mount));
+  }
+  mounts_.clear();
+  if (blob_fs_ != nullptr) StopBlobFs();
+  for (MountState& mount : detached_) {
+    mount.tree.reset();
+    Forget(mount.record);
+  }
+  detached_.clear();
+}
+
+void EngineImpl::HandOver() {
+  std::lock_guard lock(mutex_);
+  handed_over_ = true;
+  if (blob_fs_ != nullptr) blob_fs_->LeaveMounted();
+  for (auto& [target, mount] : mounts_) {
+    if (mount.tree != nullptr) mount.tree->LeaveMounted();
+  }
+  for (MountState& mount : detached_) {
+    if (mount.tree != nullptr) mount.tree->LeaveMounted();
+  }
+}
+
+bool EngineImpl::HasMounts() {
+  std::lock_guard lock(mutex_);
+  return !mounts_.empty();
+}
+
+bool EngineImpl::HasDetachedMounts() {
+  std::lock_guard lock(mutex_);
+  return !detached_.empty();
 }
 
 absl::Status EngineImpl::PinImage(const std::string& image, bool pinned) {
@@ -267,22 +193,27 @@ absl::StatusOr<MountDescription> EngineImpl::Mount(const MountRequest& request) 
   ASSIGN_OR_RETURN(MountState mount, Prepare(request), "mount {}", request.image);
 
   std::lock_guard lock(mutex_);
-  if (mounts_.contains(request.target)) {
+  if (const auto there = mounts_.find(request.target); there != mounts_.end()) {
+    const MountRecord& record = there->second.record;
+    if (!request.token.empty() && request.token == record.token) return record.description;
     return absl::AlreadyExistsError(
         fmt::format("mount {}: {} has a mount already", request.image, request.target));
   }
-  mount.description.id = NextId(state_);
+  mount.record.description.id = NextId(state_);
   cleaned_targets_.erase(request.target);
   // The record comes first: an engine that starts after a crash finds all there may be to clean.
-  nlohmann::json record = ToJson(mount.description);
-  record["writable_dir"] = mount.writable_dir;
-  RETURN_IF_ERROR(index_->PutMount(mount.description.id, record.dump()), "mount {}", request.image);
-  if (absl::Status status = Assemble(request, mount); !status.ok()) {
-    UnmountParts(mount, /*detach=*/true).IgnoreError();  // what was not mounted yet fails here
-    Forget(mount);
+  absl::Status status = Put(mount.record);
+  if (status.ok()) status = Assemble(request, mount);
+  if (status.ok()) {
+    mount.record.phase = MountRecord::Phase::kMounted;
+    status = Put(mount.record);
+  }
+  if (!status.ok()) {
+    UnmountParts(mount.record, /*detach=*/true).IgnoreError();  // what was not mounted fails here
+    Detach(std::move(mount));
     return Annotate(std::move(status), fmt::format("mount {}", request.image));
   }
-  const MountDescription description = mount.description;
+  const MountDescription description = mount.record.description;
   for (const auto& blob : mount.blobs) blob->ShareChunks();
   mounts_.emplace(request.target, std::move(mount));
   spdlog::info("mounted {} at {} by {} ({})", description.image, description.target,
@@ -291,16 +222,24 @@ absl::StatusOr<MountDescription> EngineImpl::Mount(const MountRequest& request) 
 }
 
 absl::StatusOr<MountState> EngineImpl::Prepare(const MountRequest& request) {
+  for (const std::string* text : {&request.image, &request.target, &request.writable_dir}) {
+    if (HasNul(*text)) return absl::InvalidArgumentError("a path has a NUL character");
+  }
+  if (!request.target.starts_with('/')) {
+    return absl::InvalidArgumentError(
+        fmt::format("the mount point is not an absolute path: '{}'", request.target));
+  }
   ASSIGN_OR_RETURN(const Choice choice, ChooseTransport(request));
   MountState mount;
-  mount.writable_dir = request.writable_dir;
-  mount.description = {.image = request.image,
-                       .target = request.target,
-                       .transport = choice.transport,
-                       .loop = choice.loop,
-                       .writable = request.writable || !request.writable_dir.empty(),
-                       .reason = choice.reason};
-  if (mount.description.writable && ::geteuid() != 0) {
+  mount.record.writable_dir = request.writable_dir;
+  mount.record.token = request.token;
+  mount.record.description = {.image = request.image,
+                              .target = request.target,
+                              .transport = choice.transport,
+                              .loop = choice.loop,
+                              .writable = request.writable || !request.writable_dir.empty(),
+                              .reason = choice.reason};
+  if (mount.record.description.writable && ::geteuid() != 0) {
     return absl::FailedPreconditionError("a writable mount needs root (overlayfs)");
   }
   RegistryAccess access{.settings = request.registry};
@@ -308,99 +247,149 @@ absl::StatusOr<MountState> EngineImpl::Prepare(const MountRequest& request) {
     ASSIGN_OR_RETURN(access.client, HttpClient());
   }
   ASSIGN_OR_RETURN(const Image image, OpenImage(request.image, oci::Platform::Host(), access));
-  mount.description.manifest_digest = image.manifest_digest.ToString();
+  mount.record.description.manifest_digest = image.manifest_digest.ToString();
   mount.image_use = images_.Use(RecordOf(image));
-  ASSIGN_OR_RETURN(mount.blobs, AttachAll(*store_, image));
+  mount.record.layers = image.layers;
+  std::vector<LayerToAttach> layers;
+  for (const auto& layer : image.layers) layers.push_back({layer, image.origin});
+  for (auto& blob : AttachAll(*store_, layers)) {
+    RETURN_IF_ERROR(blob.status());
+    mount.blobs.push_back(*std::move(blob));
+  }
   ASSIGN_OR_RETURN(mount.metadata, GetMergedMetadata(state_ + "/images", mount.blobs));
+  mount.record.metadata = mount.metadata->path;
   mount.stats = std::make_shared<ReadStats>();
   return mount;
 }
 
 absl::StatusOr<std::shared_ptr<http::Client>> EngineImpl::HttpClient() {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(http_mutex_);
   if (http_ == nullptr) {
     ASSIGN_OR_RETURN(http_, http::Client::Create());
   }
   return http_;
 }
 
+absl::Status EngineImpl::Put(const MountRecord& record) {
+  return index_->PutMount(record.description.id, SerializeMountRecord(record));
+}
+
 absl::Status EngineImpl::Assemble(const MountRequest& request, MountState& mount) {
-  const Paths paths(state_, mount.description.id, mount.writable_dir);
+  const MountPaths paths(state_, mount.id(), mount.record.writable_dir);
+  const bool writable = mount.record.description.writable;
   RETURN_IF_ERROR(MakeDirectory(paths.directory, 0700));
   std::string image_target = request.target;
-  if (mount.description.writable) {
+  if (writable) {
     RETURN_IF_ERROR(MakeDirectory(paths.lower, 0755));
     RETURN_IF_ERROR(MakeDirectory(paths.work, 0755));
     image_target = paths.lower;
   }
-  if (mount.description.transport == Transport::kErofs) {
+  if (mount.is_erofs()) {
     RETURN_IF_ERROR(MountErofsAt(image_target, mount));
   } else {
-    ASSIGN_OR_RETURN(mount.tree, TreeFs::Start({.mountpoint = image_target,
-                                                .source = paths.directory,
-                                                .metadata = mount.metadata->mapping.bytes(),
-                                                .blobs = mount.blobs,
-                                                .stats = mount.stats}));
+    RETURN_IF_ERROR(StartTreeAt(image_target, mount));
   }
-  if (mount.description.writable) {
-    RETURN_IF_ERROR(MakeUpper(paths));
-    RETURN_IF_ERROR(MountOverlay({paths.lower}, paths.upper, paths.work, request.target));
+  if (writable) {
+    RETURN_IF_ERROR(mounter_->MountOverlay(paths.lower, paths.upper, paths.work, request.target));
   }
   ASSIGN_OR_RETURN(const std::optional<MountInfo> info, FindMount(request.target));
   if (!info.has_value()) {
     return absl::InternalError(request.target + " does not show up in /proc/self/mountinfo");
   }
-  mount.kernel_id = info->id;
+  mount.record.kernel_id = info->id;
   return absl::OkStatus();
 }
 
+absl::Status EngineImpl::StartTreeAt(const std::string& target, MountState& mount) {
+  ASSIGN_OR_RETURN(mount.tree,
+                   TreeFs::Start({.mountpoint = target,
+                                  .source = MountPaths(state_, mount.id(), "").directory,
+                                  .metadata = mount.metadata->mapping.bytes(),
+                                  .blobs = mount.blobs,
+                                  .stats = mount.stats}));
+  mount.record.fuse_state = mount.tree->state();
+  if (holder_ == nullptr) return absl::OkStatus();
+  return holder_->Store(DescriptorName(mount.record), mount.tree->device());
+}
+
+// The record comes before any mount that uses the file system: without it nobody can take it over.
+absl::Status EngineImpl::StartBlobFs() {
+  ASSIGN_OR_RETURN(blob_fs_, BlobFs::Start(state_ + "/fuse"));
+  if (holder_ == nullptr) return absl::OkStatus();
+  absl::Status status = index_->PutMount(kBlobFsRecord, blob_fs_->state());
+  if (status.ok()) status = holder_->Store(kBlobFsRecord, blob_fs_->device());
+  if (!status.ok()) StopBlobFs();
+  return status;
+}
+
+void EngineImpl::StopBlobFs() {
+  blob_fs_.reset();
+  if (holder_ == nullptr) return;
+  holder_->Remove(kBlobFsRecord).IgnoreError();  // it has ended, or it will end with us
+  index_->RemoveMount(kBlobFsRecord).IgnoreError();
+}
+
 absl::Status EngineImpl::MountErofsAt(const std::string& target, MountState& mount) {
-  const std::string& id = mount.description.id;
-  if (blob_fs_ == nullptr) {
-    ASSIGN_OR_RETURN(blob_fs_, BlobFs::Start(state_ + "/fuse"));
-  }
-  RETURN_IF_ERROR(blob_fs_->Add(id, mount.blobs, mount.stats));
+  if (blob_fs_ == nullptr) RETURN_IF_ERROR(StartBlobFs());
+  RETURN_IF_ERROR(blob_fs_->Add({BlobFsId(mount.record), mount.blobs, mount.stats}));
   std::vector<std::string> devices;
   for (size_t slot = 1; slot <= mount.blobs.size(); ++slot) {
-    devices.push_back(fmt::format("{}/{}/{}", blob_fs_->mountpoint(), id, slot));
+    devices.push_back(fmt::format("{}/{}/{}", blob_fs_->mountpoint(), mount.id(), slot));
   }
-  return MountErofs(mount.metadata->path, devices, target, mount.description.loop);
+  return mounter_->MountErofs(mount.metadata->path, devices, target, mount.record.description.loop);
 }
 
 // Unmounts from the top down. A mount that is gone already is not an error, one that is not ours is
 // left alone.
-absl::Status EngineImpl::UnmountParts(const MountState& mount, bool detach) {
-  const Paths paths(state_, mount.description.id, mount.writable_dir);
-  const std::string& target = mount.description.target;
+absl::Status EngineImpl::UnmountParts(const MountRecord& record, bool detach) {
+  const MountPaths paths(state_, record.description.id, record.writable_dir);
+  const std::string& target = record.description.target;
   ASSIGN_OR_RETURN(const std::optional<MountInfo> info, FindMount(target));
-  if (info.has_value() && IsOurs(*info, mount)) {
-    RETURN_IF_ERROR(lamina::fs::Unmount(target, detach));
+  if (info.has_value() && IsOurs(*info, record)) {
+    RETURN_IF_ERROR(mounter_->Unmount(target, detach));
   } else if (info.has_value() && !detach) {
     return absl::FailedPreconditionError(
         fmt::format("{} ({}) is mounted over it: unmount that first", info->source, info->type));
   }
-  if (!mount.description.writable) return absl::OkStatus();
+  if (!record.description.writable) return absl::OkStatus();
   // Nobody but us uses what is below, so there is nothing to wait for.
-  absl::Status status = lamina::fs::Unmount(paths.lower, /*detach=*/true);
+  absl::Status status = mounter_->Unmount(paths.lower, /*detach=*/true);
   return absl::IsNotFound(status) ? absl::OkStatus() : status;
 }
 
 // Whether the mount at a target is the one that was made there: by its number in this kernel, or by
 // what it is made of, for mounts of an earlier engine.
-bool EngineImpl::IsOurs(const MountInfo& info, const MountState& mount) const {
-  if (mount.kernel_id != 0) return info.id == mount.kernel_id;
-  const Paths paths(state_, mount.description.id, mount.writable_dir);
+bool EngineImpl::IsOurs(const MountInfo& info, const MountRecord& record) const {
+  if (record.kernel_id != 0) return info.id == record.kernel_id;
+  const MountPaths paths(state_, record.description.id, record.writable_dir);
   if (info.type == "overlay") return info.super_options.find(paths.lower) != std::string::npos;
   if (info.type != "erofs") return info.source == paths.directory;
   return info.source.starts_with(state_ + "/") || info.source.starts_with("/dev/loop");
 }
 
-void EngineImpl::Forget(const MountState& mount) {
+bool EngineImpl::InUse(const MountState& mount) {
+  if (!mount.is_erofs()) return mount.tree != nullptr && !mount.tree->ended();
+  return blob_fs_ != nullptr && blob_fs_->InUse(BlobFsId(mount.record));
+}
+
+void EngineImpl::Detach(MountState mount) {
   SweepDetached();
-  const std::string& id = mount.description.id;
-  if (blob_fs_ != nullptr) blob_fs_->Remove(id);
-  RemoveTree(Paths(state_, id, "").directory);
-  if (!mount.writable_dir.empty()) RemoveTree(mount.writable_dir + "/work");
+  if (mount.is_erofs() && blob_fs_ != nullptr) blob_fs_->Remove(BlobFsId(mount.record));
+  if (!InUse(mount)) return Forget(mount.record);
+  mount.record.phase = MountRecord::Phase::kDetached;
+  if (absl::Status status = Put(mount.record); !status.ok()) {
+    spdlog::error("{}", std::string(status.message()));
+  }
+  detached_.push_back(std::move(mount));
+}
+
+void EngineImpl::Forget(const MountRecord& record) {
+  const std::string& id = record.description.id;
+  if (holder_ != nullptr && record.description.transport == Transport::kFuse) {
+    holder_->Remove(DescriptorName(record)).IgnoreError();  // the connection has ended
+  }
+  RemoveTree(MountPaths(state_, id, "").directory);
+  if (!record.writable_dir.empty()) RemoveTree(record.writable_dir + "/work");
   if (absl::Status status = index_->RemoveMount(id); !status.ok()) {
     spdlog::error("forget mount {}: {}", id, std::string(status.message()));
   }
@@ -413,12 +402,11 @@ absl::Status EngineImpl::Unmount(const std::string& target) {
     if (cleaned_targets_.erase(target) > 0) return absl::OkStatus();
     return absl::NotFoundError(fmt::format("unmount {}: no image is mounted there", target));
   }
-  RETURN_IF_ERROR(UnmountParts(found->second, /*detach=*/false), "unmount {}", target);
+  RETURN_IF_ERROR(UnmountParts(found->second.record, /*detach=*/false), "unmount {}", target);
   MountState mount = std::move(found->second);
   mounts_.erase(found);
-  Forget(mount);
-  spdlog::info("unmounted {} from {}", mount.description.image, target);
-  detached_.push_back(std::move(mount));
+  spdlog::info("unmounted {} from {}", mount.record.description.image, target);
+  Detach(std::move(mount));
   return absl::OkStatus();
 }
 
@@ -428,7 +416,7 @@ absl::StatusOr<std::vector<MountReport>> EngineImpl::Report(
   std::vector<MountReport> reports;
   for (const auto& [path, mount] : mounts_) {
     if (target.has_value() && path != *target) continue;
-    MountReport report{.mount = mount.description, .layers = mount.blobs.size()};
+    MountReport report{.mount = mount.record.description, .layers = mount.blobs.size()};
     for (const auto& blob : mount.blobs) {
       report.frames += blob->frames().size();
       report.frames_present += blob->present_frames();
@@ -444,6 +432,10 @@ absl::StatusOr<std::vector<MountReport>> EngineImpl::Report(
 
 void EngineImpl::ForgetGoneMounts() {
   std::lock_guard lock(mutex_);
+  ForgetGone();
+}
+
+void EngineImpl::ForgetGone() {
   SweepDetached();
   const absl::StatusOr<std::vector<MountInfo>> mounted = ReadMountInfo();
   if (!mounted.ok()) {
@@ -453,19 +445,18 @@ void EngineImpl::ForgetGoneMounts() {
   std::set<uint64_t> ids;
   for (const MountInfo& info : *mounted) ids.insert(info.id);
   for (auto it = mounts_.begin(); it != mounts_.end();) {
-    if (ids.contains(it->second.kernel_id)) {
+    if (ids.contains(it->second.record.kernel_id)) {
       ++it;
       continue;
     }
     MountState mount = std::move(it->second);
     it = mounts_.erase(it);
-    spdlog::info("{} was unmounted from {}", mount.description.image, mount.description.target);
-    if (mount.description.writable) {
-      const Paths paths(state_, mount.description.id, mount.writable_dir);
-      lamina::fs::Unmount(paths.lower, /*detach=*/true).IgnoreError();  // may be gone as well
+    spdlog::info("{} was unmounted from {}", mount.record.description.image, mount.target());
+    if (mount.record.description.writable) {
+      const MountPaths paths(state_, mount.id(), "");
+      mounter_->Unmount(paths.lower, /*detach=*/true).IgnoreError();  // may be gone as well
     }
-    Forget(mount);
-    detached_.push_back(std::move(mount));
+    Detach(std::move(mount));
   }
 }
 
@@ -476,66 +467,41 @@ bool EngineImpl::Idle() {
 }
 
 void EngineImpl::SweepDetached() {
-  std::erase_if(detached_, [this](const MountState& mount) {
-    return mount.tree != nullptr ? mount.tree->ended()
-                                 : blob_fs_->open_files(mount.description.id) == 0;
+  std::erase_if(detached_, [this](MountState& mount) {
+    if (InUse(mount)) return false;
+    Forget(mount.record);
+    return true;
   });
 }
 
-absl::Status EngineImpl::CleanUpAfterKilledEngine() {
-  std::vector<std::string> left;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(state_ + "/mounts", error)) {
-    left.push_back(entry.path().string());
-  }
-  if (error) return ErrnoStatus(error.value(), fmt::format("read {}/mounts", state_));
-  // Without a directory nothing was mounted, and there is no need to wait for the index.
-  if (!left.empty()) RETURN_IF_ERROR(CleanUpRecordedMounts());
-  for (const std::string& directory : left) {
-    lamina::fs::Unmount(directory + "/lower", /*detach=*/true).IgnoreError();  // mostly gone
-    RemoveTree(directory);
-  }
-  absl::Status status = lamina::fs::Unmount(state_ + "/fuse", /*detach=*/true);
-  return absl::IsNotFound(status) ? absl::OkStatus() : status;
-}
-
-absl::Status EngineImpl::CleanUpRecordedMounts() {
-  ASSIGN_OR_RETURN(const auto records, index_->Mounts());
-  for (const auto& [id, text] : records) {
-    const nlohmann::json record = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-    const absl::StatusOr<std::string> target = StringField(record, "target");
-    const absl::StatusOr<std::string> writable_dir = StringField(record, "writable_dir");
-    if (!target.ok() || !writable_dir.ok()) {
-      spdlog::warn("mount record {} is not understood and dropped: {}", id, text);
-    } else {
-      spdlog::warn("{} was left mounted by an engine that was killed: unmounting it", *target);
-      MountState mount;
-      mount.description = {.id = id, .target = *target, .writable = true};
-      mount.writable_dir = *writable_dir;
-      RETURN_IF_ERROR(UnmountParts(mount, /*detach=*/true));
-      cleaned_targets_.insert(*target);
-      Forget(mount);
-    }
-    RETURN_IF_ERROR(index_->RemoveMount(id));
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<Engine>> Engine::Open(const EngineOptions& options) {
-  const std::string& state = options.state;
+absl::StatusOr<UniqueFd> LockStateDirectory(const std::string& state) {
   std::error_code error;
   std::filesystem::create_directories(std::filesystem::path(state).parent_path(), error);
   if (error) return ErrnoStatus(error.value(), "create the parent of " + state);
   RETURN_IF_ERROR(MakeDirectory(state, 0700));
-  ASSIGN_OR_RETURN(UniqueFd lock, LockState(state));
+  ASSIGN_OR_RETURN(UniqueFd lock, OpenFile(state + "/lock", O_RDWR | O_CREAT, 0600));
+  if (::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) return lock;
+  if (errno == EWOULDBLOCK) {
+    return absl::UnavailableError(
+        fmt::format("state directory {} is in use by another engine", state));
+  }
+  return ErrnoStatus(errno, fmt::format("lock {}/lock", state));
+}
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Open(const EngineOptions& options) {
+  const std::string& state = options.state;
+  UniqueFd lock;
+  if (options.holder != nullptr) lock = options.holder->Take("lock");
+  if (!lock.valid()) {
+    ASSIGN_OR_RETURN(lock, LockStateDirectory(state));
+  }
   for (const char* name : {"blobs", "index", "images", "mounts", "fuse"}) {
     const std::string path = fmt::format("{}/{}", state, name);
     absl::Status status = MakeDirectory(path, 0700);
     // A killed engine's FUSE mount point gives ENOTCONN; it is unmounted below.
     if (!status.ok() && name != std::string_view("fuse")) return status;
   }
+  ASSIGN_OR_RETURN(auto mounter, Mounter::Start(state + "/mounter.lock"));
   const std::shared_ptr<chunkstore::NodeIndex> index =
       chunkstore::NodeIndex::OpenInBackground(state + "/index");
   ASSIGN_OR_RETURN(const chunkstore::CacheLimits limits, LimitsFor(options.cache, state));
@@ -543,9 +509,9 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Open(const EngineOptions& option
                                                             .index = index,
                                                             .limits = limits,
                                                             .in_memory = options.cache.none}));
-  auto engine =
-      std::make_unique<EngineImpl>(state, std::move(lock), std::move(index), std::move(store));
-  RETURN_IF_ERROR(engine->CleanUpAfterKilledEngine());
+  auto engine = std::make_unique<EngineImpl>(options, std::move(lock), std::move(mounter), index,
+                                             std::move(store));
+  RETURN_IF_ERROR(engine->RestoreMounts());
   return engine;
 }
 

@@ -4,12 +4,17 @@
 // directory, attaches the blobs of images, keeps their merged metadata, mounts them and counts what
 // their readers cause. One engine at a time has a state directory.
 //
+// With a holder of descriptors, mounts outlive the engine: one that is killed, or handed over, is
+// followed by one that serves the same mounts. Their readers wait meanwhile.
+//
 //   <state>/lock              held (flock) for as long as the engine lives
 //   <state>/control.sock      see server.h
 //   <state>/blobs/ index/     chunkstore's
 //   <state>/images/           see image_cache.h
-//   <state>/mounts/<id>/      what a mount needs: lower/ (EROFS below a writable mount), upper/,
-//   work/ <state>/fuse/             blob files for the kernel's EROFS
+//   <state>/mounts/<id>/      what a mount needs: lower/ (the image below a writable mount), upper/
+//                             and work/; there for as long as anything uses the mount
+//   <state>/mounter.lock      see mounter.h
+//   <state>/fuse/             blob files for the kernel's EROFS
 #ifndef LAMINA_FS_ENGINE_ENGINE_H_
 #define LAMINA_FS_ENGINE_ENGINE_H_
 
@@ -20,11 +25,13 @@
 #include <string_view>
 #include <vector>
 
+#include "chunkstore/base/file.h"
 #include "chunkstore/base/status.h"
 #include "chunkstore/registry/settings.h"
 #include "chunkstore/stats.h"
 #include "fs/engine/cache_options.h"
 #include "fs/engine/image_cache.h"
+#include "fs/engine/descriptor_holder.h"
 
 namespace lamina::fs {
 
@@ -44,6 +51,9 @@ struct MountRequest {
   bool writable = false;        // an overlay on top; changes are lost at unmount unless:
   std::string writable_dir;     // keeps upper/ and work/ here (implies writable)
   registry::Settings registry;  // secrets in it stay in memory
+  // Chosen at random by the client, or empty: a request that comes again with the token of a mount
+  // that is there succeeds. The answer to the first may have been lost.
+  std::string token;
 };
 
 // What a mount is.
@@ -70,16 +80,30 @@ struct MountReport {
 struct EngineOptions {
   std::string state;  // directory, made if missing, mode 0700
   CacheOptions cache;
+  // Keeps descriptors for the next engine; null: mounts end with the engine. Of what it has from the
+  // one before, the engine takes "lock" (instead of locking <state>/lock) and all whose name starts
+  // with "fuse".
+  std::shared_ptr<DescriptorHolder> holder;
 };
+
+// Makes the directory if it is missing and takes its lock, which goes with the descriptor.
+// kUnavailable if another engine, or a holder for one, has it.
+absl::StatusOr<UniqueFd> LockStateDirectory(const std::string& state);
 
 // Thread-safe.
 class Engine {
  public:
-  // Takes the state directory. kUnavailable if another engine has it.
-  // What an engine that was killed left mounted is unmounted: its readers get errors already.
+  // Takes the state directory. kUnavailable if another engine has it. Serves the mounts whose
+  // descriptors the holder has, from what is on the node; nothing here waits for an origin. What
+  // else an engine left mounted is unmounted: its readers get errors already. Forks (mounter.h):
+  // call it before threads are started.
   static absl::StatusOr<std::unique_ptr<Engine>> Open(const EngineOptions& options);
-  // Unmounts what is still mounted; busy mounts are detached.
+  // Unmounts what is still mounted; busy mounts are detached. After HandOver() mounts stay.
   virtual ~Engine() = default;
+
+  // Has the engine end without unmounting: what was asked of it is answered, what comes then waits
+  // for the next engine. With a holder only.
+  virtual void HandOver() = 0;
 
   virtual absl::StatusOr<MountDescription> Mount(const MountRequest& request) = 0;
   // Unmounts `target` and forgets it. kNotFound if no mount of this engine is there,
@@ -98,6 +122,9 @@ class Engine {
   // it when /proc/self/mountinfo has changed.
   virtual void ForgetGoneMounts() = 0;
   virtual bool HasMounts() = 0;
+  // True if there are mounts that are gone by name but have readers; ForgetGoneMounts() lets go of
+  // those that have not any more.
+  virtual bool HasDetachedMounts() = 0;
   // True if nothing needs the engine: no mounts, and no reader of one that was detached.
   virtual bool Idle() = 0;
 };

@@ -102,6 +102,7 @@ json ToJson(const MountRequest& request) {
           {"transport", TransportName(request.transport)},
           {"writable", request.writable},
           {"writable_dir", request.writable_dir},
+          {"token", request.token},
           {"registry", ToJson(request.registry, Secrets::kIncluded)}};
 }
 
@@ -189,6 +190,14 @@ absl::StatusOr<bool> BoolField(const json& object, std::string_view name) {
   return field->get<bool>();
 }
 
+absl::StatusOr<uint64_t> NumberField(const json& object, std::string_view name) {
+  const json* field = Find(object, name);
+  if (field == nullptr || !field->is_number_unsigned()) {
+    return absl::InvalidArgumentError(fmt::format("field '{}' is not a whole number", name));
+  }
+  return field->get<uint64_t>();
+}
+
 absl::StatusOr<MountRequest> ParseMountRequest(const json& object) {
   MountRequest request;
   ASSIGN_OR_RETURN(request.image, StringField(object, "image"));
@@ -201,7 +210,24 @@ absl::StatusOr<MountRequest> ParseMountRequest(const json& object) {
   if (const json* settings = Find(object, "registry"); settings != nullptr) {
     ASSIGN_OR_RETURN(request.registry, ParseRegistrySettings(*settings));
   }
+  if (object.contains("token")) {
+    ASSIGN_OR_RETURN(request.token, StringField(object, "token"));
+  }
   return request;
+}
+
+absl::StatusOr<MountDescription> ParseMountDescription(const json& object) {
+  MountDescription mount;
+  ASSIGN_OR_RETURN(mount.id, StringField(object, "id"));
+  ASSIGN_OR_RETURN(mount.image, StringField(object, "image"));
+  ASSIGN_OR_RETURN(mount.manifest_digest, StringField(object, "manifest_digest"));
+  ASSIGN_OR_RETURN(mount.target, StringField(object, "target"));
+  ASSIGN_OR_RETURN(const std::string transport, StringField(object, "transport"));
+  ASSIGN_OR_RETURN(mount.transport, ParseTransport(transport));
+  ASSIGN_OR_RETURN(mount.loop, BoolField(object, "loop"));
+  ASSIGN_OR_RETURN(mount.writable, BoolField(object, "writable"));
+  ASSIGN_OR_RETURN(mount.reason, StringField(object, "reason"));
+  return mount;
 }
 
 json ErrorToJson(const absl::Status& status) {

@@ -29,11 +29,12 @@ nlohmann::json ToJson(const CacheReport& report);
 nlohmann::json ToJson(const CacheCleanup& cleanup);
 
 absl::StatusOr<MountRequest> ParseMountRequest(const nlohmann::json& json);
+absl::StatusOr<MountDescription> ParseMountDescription(const nlohmann::json& json);
 
-// A string or boolean field of an object; kInvalidArgument, naming it, if it is missing or of
-// another type.
+// A field of an object; kInvalidArgument, naming it, if it is missing or of another type.
 absl::StatusOr<std::string> StringField(const nlohmann::json& object, std::string_view name);
 absl::StatusOr<bool> BoolField(const nlohmann::json& object, std::string_view name);
+absl::StatusOr<uint64_t> NumberField(const nlohmann::json& object, std::string_view name);
 
 nlohmann::json ErrorToJson(const absl::Status& status);
 // The value of a reply's "ok", or the error it carries.

@@ -120,6 +120,11 @@ std::string MergedMetadataName(std::span<const chunkstore::LayerDescriptor> laye
   return CacheKey(layers).Hex();
 }
 
+absl::StatusOr<std::shared_ptr<const MergedMetadata>> OpenMergedMetadata(const std::string& path) {
+  ASSIGN_OR_RETURN(MergedMetadata metadata, OpenCached(path));
+  return std::make_shared<const MergedMetadata>(std::move(metadata));
+}
+
 absl::StatusOr<std::shared_ptr<const MergedMetadata>> GetMergedMetadata(
     const std::string& directory, const std::vector<std::shared_ptr<Blob>>& blobs) {
   std::vector<chunkstore::LayerDescriptor> layers;

@@ -31,6 +31,10 @@ std::string MergedMetadataName(std::span<const chunkstore::LayerDescriptor> laye
 absl::StatusOr<std::shared_ptr<const MergedMetadata>> GetMergedMetadata(
     const std::string& directory, const std::vector<std::shared_ptr<chunkstore::Blob>>& blobs);
 
+// The metadata at the path that an earlier call gave. kNotFound if it is not there, kDataLoss if it
+// is damaged.
+absl::StatusOr<std::shared_ptr<const MergedMetadata>> OpenMergedMetadata(const std::string& path);
+
 }  // namespace lamina::fs
 
 #endif  // LAMINA_FS_ENGINE_METADATA_CACHE_H_

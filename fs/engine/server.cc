@@ -33,6 +33,8 @@ constexpr timeval kRequestTimeout = {.tv_sec = 10, .tv_usec = 0};
 constexpr int kFirstRequestMilliseconds = 10'000;
 // How often detached mounts are asked whether their last user has gone.
 constexpr int kIdlePollMilliseconds = 5;
+// And where nothing waits for that.
+constexpr int kDetachedPollMilliseconds = 1'000;
 
 absl::StatusOr<json> ExecuteCache(Engine& engine, std::string_view op, const json& request) {
   if (op == "cache-list") return ToJson(engine.images().Report());
@@ -123,11 +125,12 @@ class Connection {
   std::thread thread_;
 };
 
-absl::StatusOr<UniqueFd> StopSignals() {
+absl::StatusOr<UniqueFd> StopSignals(bool with_hand_over) {
   sigset_t signals;
   ::sigemptyset(&signals);
   ::sigaddset(&signals, SIGTERM);
   ::sigaddset(&signals, SIGINT);
+  if (with_hand_over) ::sigaddset(&signals, SIGHUP);
   UniqueFd fd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!fd.valid()) return ErrnoStatus(errno, "signalfd");
   return fd;
@@ -137,12 +140,20 @@ class Server {
  public:
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options) {
     auto server = std::make_unique<Server>(options);
+    const std::shared_ptr<DescriptorHolder> holder = options.engine.holder;
     ASSIGN_OR_RETURN(server->engine_, Engine::Open(options.engine));
-    ASSIGN_OR_RETURN(server->signals_, StopSignals());
+    ASSIGN_OR_RETURN(server->signals_, StopSignals(holder != nullptr));
     ASSIGN_OR_RETURN(server->mountinfo_, OpenFile("/proc/self/mountinfo", O_RDONLY));
     server->wake_.Reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (!server->wake_.valid()) return ErrnoStatus(errno, "eventfd");
-    ASSIGN_OR_RETURN(server->listener_, ListenUnix(options.engine.state, kControlSocket));
+    if (holder != nullptr) server->listener_ = holder->Take("control");
+    server->owns_socket_ = !server->listener_.valid();
+    if (server->owns_socket_) {
+      ASSIGN_OR_RETURN(server->listener_, ListenUnix(options.engine.state, kControlSocket));
+    }
+    if (options.start_services) {
+      ASSIGN_OR_RETURN(server->services_, options.start_services(*server->engine_));
+    }
     return server;
   }
   explicit Server(const ServerOptions& options) : options_(options) {}
@@ -150,12 +161,14 @@ class Server {
   // Clients in the queue that were not accepted see their connection close unanswered, and start an
   // engine of their own. Those that were answered see it close when this process has ended.
   ~Server() {
-    if (listener_.valid()) ::unlink((options_.engine.state + "/" + kControlSocket).c_str());
+    if (owns_socket_) ::unlink((options_.engine.state + "/" + kControlSocket).c_str());
     listener_.Reset();
+    services_.reset();
     for (Connection& connection : connections_) {
       if (connection.done()) connection.LeaveOpen();
     }
     connections_.clear();
+    if (hand_over_) engine_->HandOver();
   }
 
   absl::Status Run() {
@@ -168,9 +181,16 @@ class Server {
       };
       const int ready = ::poll(events, std::size(events), Patience());
       if (ready < 0 && errno != EINTR) return ErrnoStatus(errno, "poll");
-      if (ready == 0 && !served_) return absl::OkStatus();  // whoever started us is gone
+      if (ready == 0 && options_.end_when_idle && !served_)
+        return absl::OkStatus();  // whoever started us is gone
+      if (ready == 0) engine_->ForgetGoneMounts();
       if (ready <= 0) continue;
-      if (events[1].revents != 0) return absl::OkStatus();
+      if (events[1].revents != 0) {
+        signalfd_siginfo signal{};
+        const ssize_t got = ::read(signals_.get(), &signal, sizeof(signal));
+        hand_over_ = got == sizeof(signal) && signal.ssi_signo == SIGHUP;
+        return absl::OkStatus();
+      }
       if (events[2].revents != 0) engine_->ForgetGoneMounts();
       if (events[3].revents != 0) Drain(wake_.get());
       if (events[0].revents != 0) Accept();
@@ -193,7 +213,9 @@ class Server {
 
   // Milliseconds to wait for an event, as poll(2) takes them.
   int Patience() {
-    if (!options_.end_when_idle) return -1;
+    if (!options_.end_when_idle) {
+      return engine_->HasDetachedMounts() ? kDetachedPollMilliseconds : -1;
+    }
     if (!served_) return kFirstRequestMilliseconds;
     return engine_->HasMounts() ? -1 : kIdlePollMilliseconds;
   }
@@ -216,6 +238,9 @@ class Server {
   UniqueFd mountinfo_;
   UniqueFd wake_;
   UniqueFd listener_;
+  bool owns_socket_ = false;
+  std::shared_ptr<void> services_;
+  bool hand_over_ = false;
   std::list<Connection> connections_;
   bool served_ = false;
 };

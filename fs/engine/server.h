@@ -2,10 +2,14 @@
 //
 // The engine as a process: serves an Engine on <state>/control.sock (messages.h), follows unmounts
 // made by others, and ends when it is told to or when nothing needs it.
+//
+// A descriptor "control" that the holder has is the listening socket: clients wait in its queue from
+// one engine to the next.
 #ifndef LAMINA_FS_ENGINE_SERVER_H_
 #define LAMINA_FS_ENGINE_SERVER_H_
 
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "chunkstore/base/status.h"
@@ -20,10 +24,14 @@ struct ServerOptions {
   bool end_when_idle = false;
   // Called once, when the socket answers.
   std::function<void()> ready;
+  // What else serves the engine, for example on other sockets: started before `ready` is called, and
+  // gone, through its destructor, before the engine ends.
+  std::function<absl::StatusOr<std::shared_ptr<void>>(Engine&)> start_services;
 };
 
 // Runs until SIGTERM or SIGINT, or until idle if so asked; unmounts everything before it returns.
-// The two signals must be blocked in the calling process before any thread is started.
+// With a holder SIGHUP ends it as well, and mounts stay. The signals must be blocked in the calling
+// process before any thread is started, which must be after the call: it forks (Engine::Open).
 absl::Status RunServer(const ServerOptions& options);
 
 }  // namespace lamina::fs

@@ -3,7 +3,7 @@
 the programs under test.
 
 A test is a function that takes a Workspace and raises Failure (or any exception) if something is wrong.
-From the environment come LAMINA and COMPARE_TREES, paths of the built programs; LAMINA_SOAK, a factor for
+From the environment come LAMINA, LAMINAD and COMPARE_TREES, paths of the built programs; LAMINA_SOAK, a factor for
 the counts of the tests that repeat things (1 if not set); and LAMINA_TEST_DIR, where workspaces are made
 (/tmp if not set).
 """

@@ -50,7 +50,8 @@ def expect_content(directory, files=None):
 
 def server_of(workspace):
     processes = [pid for pid in workspace.processes()
-                 if b"\0serve\0" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
+                 if b"\0serve\0" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+                 and pathlib.Path(f"/proc/{pid}/comm").read_text() != "lamina-mounter\n"]
     check_equal(len(processes), 1, "number of server processes")
     return processes[0]
 

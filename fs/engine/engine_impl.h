@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What engine.cc (mounting, unmounting) and engine_restore.cc (what an engine before this one left)
+// share.
+#ifndef LAMINA_FS_ENGINE_ENGINE_IMPL_H_
+#define LAMINA_FS_ENGINE_ENGINE_IMPL_H_
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "chunkstore/base/file.h"
+#include "chunkstore/blob_store.h"
+#include "chunkstore/http/client.h"
+#include "chunkstore/node_index.h"
+#include "fs/engine/engine.h"
+#include "fs/engine/metadata_cache.h"
+#include "fs/engine/mount_record.h"
+#include "fs/mount/blob_fs.h"
+#include "fs/mount/mount.h"
+#include "fs/mount/mounter.h"
+#include "fs/mount/tree_fs.h"
+
+namespace lamina::fs {
+
+// Where a mount's parts are.
+struct MountPaths {
+  std::string directory;
+  std::string lower;  // the image below a writable mount
+  std::string upper;
+  std::string work;
+
+  MountPaths(const std::string& state, const std::string& id, const std::string& writable_dir);
+};
+
+// The index' record of the blob files' file system, which holds FuseFs::state() only; its
+// descriptor has the same name.
+inline constexpr char kBlobFsRecord[] = "fuse";
+
+// The number under which BlobFs has a mount's blobs.
+uint64_t BlobFsId(const MountRecord& record);
+// A descriptor's name with the holder.
+std::string DescriptorName(const MountRecord& record);
+// Removes a directory tree of ours; what cannot be removed is logged.
+void RemoveTree(const std::string& path);
+
+struct MountState {
+  MountRecord record;
+  std::shared_ptr<void> image_use;  // ImageCache's
+  std::vector<std::shared_ptr<chunkstore::Blob>> blobs;
+  std::shared_ptr<const MergedMetadata> metadata;  // null for EROFS taken over
+  std::shared_ptr<chunkstore::ReadStats> stats;
+  std::unique_ptr<TreeFs> tree;  // with Transport::kFuse
+
+  const std::string& id() const { return record.description.id; }
+  const std::string& target() const { return record.description.target; }
+  bool is_erofs() const { return record.description.transport == Transport::kErofs; }
+};
+
+struct LayerToAttach {
+  chunkstore::LayerDescriptor descriptor;
+  std::shared_ptr<chunkstore::Origin> origin;
+};
+// Attaches blobs, several at a time: for an origin far away the round trips of many layers would add
+// up. The results are in the order of `layers`.
+std::vector<absl::StatusOr<std::shared_ptr<chunkstore::Blob>>> AttachAll(
+    chunkstore::BlobStore& store, const std::vector<LayerToAttach>& layers);
+
+class EngineImpl : public Engine {
+ public:
+  EngineImpl(EngineOptions options, UniqueFd lock, std::unique_ptr<Mounter> mounter,
+             std::shared_ptr<chunkstore::NodeIndex> index,
+             std::unique_ptr<chunkstore::BlobStore> store);
+  ~EngineImpl() override;
+
+  // Serves or removes what the engine before this one left. Once, first of all.
+  absl::Status RestoreMounts();
+
+  void HandOver() override;
+  absl::StatusOr<MountDescription> Mount(const MountRequest& request) override;
+  absl::Status Unmount(const std::string& target) override;
+  absl::StatusOr<std::vector<MountReport>> Report(
+      const std::optional<std::string>& target) override;
+  ImageCache& images() override { return images_; }
+  absl::Status PinImage(const std::string& image, bool pinned) override;
+  void ForgetGoneMounts() override;
+  bool HasMounts() override;
+  bool HasDetachedMounts() override;
+  bool Idle() override;
+
+ private:
+  struct Choice {
+    Transport transport;
+    bool loop;
+    std::string reason;
+  };
+  // What an engine before this one left, sorted out by what can be done about it.
+  struct Leftovers {
+    std::vector<MountState> erofs;
+    std::vector<MountState> trees;
+    std::vector<MountRecord> lost;  // nothing serves them any more
+  };
+
+  absl::StatusOr<Choice> ChooseTransport(const MountRequest& request);
+  absl::StatusOr<MountState> Prepare(const MountRequest& request);
+  // One for all images; made when the first comes from a registry.
+  absl::StatusOr<std::shared_ptr<http::Client>> HttpClient();
+  // The rest: with mutex_ held.
+  absl::Status Assemble(const MountRequest& request, MountState& mount);
+  absl::Status StartBlobFs();
+  void StopBlobFs();
+  absl::Status MountErofsAt(const std::string& target, MountState& mount);
+  absl::Status StartTreeAt(const std::string& target, MountState& mount);
+  absl::Status Put(const MountRecord& record);
+  absl::Status UnmountParts(const MountRecord& record, bool detach);
+  bool IsOurs(const MountInfo& info, const MountRecord& record) const;
+  // After the parts are unmounted: keeps what still has users, forgets the rest.
+  void Detach(MountState mount);
+  bool InUse(const MountState& mount);
+  void Forget(const MountRecord& record);
+  void SweepDetached();
+
+  void ForgetGone();
+
+  // In engine_restore.cc.
+  absl::StatusOr<Leftovers> ReadRecords(std::string& blob_fs_state);
+  void AttachBlobs(std::vector<MountState>& mounts, std::vector<MountRecord>& lost);
+  void TakeOverErofs(std::vector<MountState> mounts, const std::string& state,
+                     std::vector<MountRecord>& lost);
+  void TakeOverTrees(std::vector<MountState> mounts, std::vector<MountRecord>& lost);
+  absl::Status TakeOverTree(MountState& mount);
+  void Adopt(MountState mount);
+  absl::Status RemoveBlobFs();
+  void CleanUp(MountRecord lost);
+  void CleanUpUnrecorded();
+
+  const std::string state_;
+  const std::shared_ptr<DescriptorHolder> holder_;  // may be null
+  const UniqueFd lock_;
+  const std::unique_ptr<Mounter> mounter_;
+  const std::shared_ptr<chunkstore::NodeIndex> index_;
+  const std::unique_ptr<chunkstore::BlobStore> store_;
+  ImageCache images_;
+
+  std::once_flag probe_;
+  Capability from_file_;  // set by probe_
+
+  std::mutex http_mutex_;
+  std::shared_ptr<http::Client> http_;  // null as long as no image comes from a registry
+
+  std::mutex mutex_;                          // guards what follows
+  std::unique_ptr<BlobFs> blob_fs_;           // started by the first EROFS mount
+  std::map<std::string, MountState> mounts_;  // by target
+  std::set<std::string> cleaned_targets_;     // unmounted on start, not yet asked for
+  std::vector<MountState> detached_;          // gone by name, but they may have users left
+  bool handed_over_ = false;
+};
+
+}  // namespace lamina::fs
+
+#endif  // LAMINA_FS_ENGINE_ENGINE_IMPL_H_

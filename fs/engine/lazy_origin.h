@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The origin of an image that is opened when something is read from it: for mounts that are served
+// again from what is on the node, when the origin may be slow, or away.
+#ifndef LAMINA_FS_ENGINE_LAZY_ORIGIN_H_
+#define LAMINA_FS_ENGINE_LAZY_ORIGIN_H_
+
+#include <memory>
+#include <string>
+
+#include "chunkstore/origin.h"
+
+namespace lamina::fs {
+
+// `reference` as in OpenImage. An origin that cannot be opened is an error of that read; the next
+// one tries again.
+std::shared_ptr<chunkstore::Origin> MakeLazyOrigin(std::string reference);
+
+}  // namespace lamina::fs
+
+#endif  // LAMINA_FS_ENGINE_LAZY_ORIGIN_H_

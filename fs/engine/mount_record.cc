@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fs/engine/mount_record.h"
+
+#include <nlohmann/json.hpp>
+
+#include "fs/engine/messages.h"
+
+namespace lamina::fs {
+namespace {
+
+using chunkstore::LayerDescriptor;
+using nlohmann::json;
+using Phase = MountRecord::Phase;
+
+constexpr std::pair<Phase, const char*> kPhases[] = {
+    {Phase::kMounting, "mounting"}, {Phase::kMounted, "mounted"}, {Phase::kDetached, "detached"}};
+
+json ToJson(const LayerDescriptor& layer) {
+  return {{"digest", layer.digest.ToString()},
+          {"size", layer.size},
+          {"section_table_offset", layer.section_table_offset},
+          {"section_table_digest", layer.section_table_digest.ToString()}};
+}
+
+absl::StatusOr<LayerDescriptor> ParseLayer(const json& object) {
+  LayerDescriptor layer;
+  ASSIGN_OR_RETURN(const std::string digest, StringField(object, "digest"));
+  ASSIGN_OR_RETURN(layer.digest, Digest::Parse(digest));
+  ASSIGN_OR_RETURN(layer.size, NumberField(object, "size"));
+  ASSIGN_OR_RETURN(layer.section_table_offset, NumberField(object, "section_table_offset"));
+  ASSIGN_OR_RETURN(const std::string table, StringField(object, "section_table_digest"));
+  ASSIGN_OR_RETURN(layer.section_table_digest, Digest::Parse(table));
+  return layer;
+}
+
+absl::StatusOr<Phase> ParsePhase(std::string_view text) {
+  for (const auto& [phase, name] : kPhases) {
+    if (text == name) return phase;
+  }
+  return absl::InvalidArgumentError(fmt::format("phase '{}' is not known", text));
+}
+
+absl::StatusOr<MountRecord> Parse(const json& object) {
+  MountRecord record;
+  ASSIGN_OR_RETURN(const std::string phase, StringField(object, "phase"));
+  ASSIGN_OR_RETURN(record.phase, ParsePhase(phase));
+  ASSIGN_OR_RETURN(record.description, ParseMountDescription(object));
+  ASSIGN_OR_RETURN(record.writable_dir, StringField(object, "writable_dir"));
+  ASSIGN_OR_RETURN(record.token, StringField(object, "token"));
+  ASSIGN_OR_RETURN(record.kernel_id, NumberField(object, "kernel_id"));
+  ASSIGN_OR_RETURN(record.metadata, StringField(object, "metadata"));
+  ASSIGN_OR_RETURN(record.fuse_state, StringField(object, "fuse_state"));
+  const auto layers = object.find("layers");
+  if (layers == object.end() || !layers->is_array()) {
+    return absl::InvalidArgumentError("field 'layers' is not an array");
+  }
+  for (const json& layer : *layers) {
+    ASSIGN_OR_RETURN(const LayerDescriptor descriptor, ParseLayer(layer));
+    record.layers.push_back(descriptor);
+  }
+  return record;
+}
+
+}  // namespace
+
+std::string SerializeMountRecord(const MountRecord& record) {
+  json object = ToJson(record.description);
+  for (const auto& [phase, name] : kPhases) {
+    if (phase == record.phase) object["phase"] = name;
+  }
+  object["writable_dir"] = record.writable_dir;
+  object["token"] = record.token;
+  object["kernel_id"] = record.kernel_id;
+  object["metadata"] = record.metadata;
+  object["fuse_state"] = record.fuse_state;
+  object["layers"] = json::array();
+  for (const LayerDescriptor& layer : record.layers) object["layers"].push_back(ToJson(layer));
+  // Paths need not be UTF-8, which JSON is: as binary they are kept byte by byte.
+  const std::vector<uint8_t> bytes = json::to_cbor(object);
+  return std::string(bytes.begin(), bytes.end());
+}
+
+absl::StatusOr<MountRecord> ParseMountRecord(std::string_view text) {
+  const json object = json::from_cbor(text, /*strict=*/true, /*allow_exceptions=*/false);
+  absl::StatusOr<MountRecord> record = Parse(object);
+  if (record.ok()) return record;
+  return absl::DataLossError(
+      fmt::format("mount record: {}", std::string(record.status().message())));
+}
+
+}  // namespace lamina::fs

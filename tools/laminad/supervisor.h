@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The process that lives as long as the mounts do. It starts the worker, which does all the work,
+// and starts it again when it dies; it keeps the worker's FUSE descriptors, so that the kernel lets
+// readers wait meanwhile. To the worker it is what systemd is to a service (descriptor_holder.h);
+// where laminad is started by systemd, it passes the descriptors on, so that mounts outlive it too.
+#ifndef LAMINA_TOOLS_LAMINAD_SUPERVISOR_H_
+#define LAMINA_TOOLS_LAMINAD_SUPERVISOR_H_
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "chunkstore/base/status.h"
+
+namespace lamina::daemon {
+
+struct SupervisorOptions {
+  std::string state;                 // directory; the control socket is made in it
+  std::vector<std::string> command;  // the worker: program and arguments
+  // How long readers may be kept waiting for a worker. After that their mounts are given up, and
+  // reads fail.
+  std::chrono::milliseconds give_up_after{30'000};
+  // How long a worker may take to answer what it was asked before it hands over.
+  std::chrono::milliseconds drain_for{10'000};
+};
+
+// Runs until SIGTERM or SIGINT. Then all is unmounted, unless systemd keeps the descriptors: then
+// mounts stay for the next laminad. SIGHUP has the worker hand over to one that is started from the
+// program on the disk, an upgrade for example; if it cannot be started, the program that runs is.
+// Errors: the state directory cannot be used, the first worker fails, or the mounts were given up.
+// For a process with one thread.
+absl::Status RunSupervisor(const SupervisorOptions& options);
+
+}  // namespace lamina::daemon
+
+#endif  // LAMINA_TOOLS_LAMINAD_SUPERVISOR_H_
