@@ -29,6 +29,28 @@ void LatencyHistogram::Add(std::chrono::nanoseconds duration) {
   const uint64_t value = static_cast<uint64_t>(std::max<int64_t>(duration.count(), 0));
   const int bucket = std::min(BucketOf(value), kBuckets - 1);
   buckets_[static_cast<size_t>(bucket)].fetch_add(1, std::memory_order_relaxed);
+  sum_.fetch_add(static_cast<int64_t>(value), std::memory_order_relaxed);
+}
+
+uint64_t LatencyHistogram::CountUpTo(std::chrono::nanoseconds bound) const {
+  const auto limit = static_cast<uint64_t>(std::max<int64_t>(bound.count(), 0));
+  uint64_t count = 0;
+  for (int i = 0; i < kBuckets && UpperBound(i) <= limit; ++i) {
+    count += buckets_[static_cast<size_t>(i)].load(std::memory_order_relaxed);
+  }
+  return count;
+}
+
+std::chrono::nanoseconds LatencyHistogram::sum() const {
+  return std::chrono::nanoseconds(sum_.load(std::memory_order_relaxed));
+}
+
+void LatencyHistogram::AddTo(LatencyHistogram& total) const {
+  for (size_t i = 0; i < buckets_.size(); ++i) {
+    total.buckets_[i].fetch_add(buckets_[i].load(std::memory_order_relaxed),
+                                std::memory_order_relaxed);
+  }
+  total.sum_.fetch_add(sum_.load(std::memory_order_relaxed), std::memory_order_relaxed);
 }
 
 uint64_t LatencyHistogram::count() const {
@@ -52,6 +74,24 @@ std::chrono::nanoseconds LatencyHistogram::Quantile(double fraction) const {
     last = i;
   }
   return std::chrono::nanoseconds(UpperBound(last));
+}
+
+void ReadStats::AddTo(ReadStats& total) const {
+  constexpr std::atomic<uint64_t> ReadStats::*kCounters[] = {
+      &ReadStats::read_requests,   &ReadStats::read_bytes,         &ReadStats::missed_requests,
+      &ReadStats::failed_requests, &ReadStats::waiting_requests,   &ReadStats::origin_requests,
+      &ReadStats::fetched_bytes,   &ReadStats::fetched_frames,     &ReadStats::copied_frames,
+      &ReadStats::written_bytes,   &ReadStats::decompressed_bytes,
+  };
+  for (const auto counter : kCounters) {
+    (total.*counter)
+        .fetch_add((this->*counter).load(std::memory_order_relaxed), std::memory_order_relaxed);
+  }
+  for (size_t i = 0; i < errors.size(); ++i) {
+    total.errors[i].fetch_add(errors[i].load(std::memory_order_relaxed), std::memory_order_relaxed);
+  }
+  hit_latency.AddTo(total.hit_latency);
+  miss_latency.AddTo(total.miss_latency);
 }
 
 }  // namespace lamina::chunkstore

@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 
 namespace lamina::chunkstore {
@@ -19,11 +20,20 @@ class LatencyHistogram {
   uint64_t count() const;
   // Upper bound of the bucket that holds the `fraction` (0..1) quantile; 0 without samples.
   std::chrono::nanoseconds Quantile(double fraction) const;
+  // Samples in buckets whose upper bound is at most `bound`.
+  uint64_t CountUpTo(std::chrono::nanoseconds bound) const;
+  // Of all samples.
+  std::chrono::nanoseconds sum() const;
+  void AddTo(LatencyHistogram& total) const;
 
  private:
   static constexpr int kBuckets = 160;  // four for each power of two up to 2^40 ns
   std::array<std::atomic<uint64_t>, kBuckets> buckets_{};
+  std::atomic<int64_t> sum_{0};  // ns
 };
+
+// absl::StatusCode, which are 0 (no error) to 16.
+inline constexpr size_t kStatusCodes = 17;
 
 // What one mount's readers caused. Shared by the mount and the fetches it started.
 struct ReadStats {
@@ -31,6 +41,9 @@ struct ReadStats {
   std::atomic<uint64_t> read_bytes{0};
   std::atomic<uint64_t> missed_requests{0};  // those that had to wait for a fetch
   std::atomic<uint64_t> failed_requests{0};
+  // Those of them that failed because of a fetch, by code of its status.
+  std::array<std::atomic<uint64_t>, kStatusCodes> errors{};
+  std::atomic<uint64_t> waiting_requests{0};  // just now, for a fetch
   std::atomic<uint64_t> origin_requests{0};
   std::atomic<uint64_t> fetched_bytes{0};  // from the origin, compressed
   std::atomic<uint64_t> fetched_frames{0};
@@ -39,6 +52,8 @@ struct ReadStats {
   std::atomic<uint64_t> written_bytes{0};  // to data files on the local disk
   LatencyHistogram hit_latency;            // request to reply
   LatencyHistogram miss_latency;
+
+  void AddTo(ReadStats& total) const;
 };
 
 }  // namespace lamina::chunkstore

@@ -375,7 +375,10 @@ bool EngineImpl::InUse(const MountState& mount) {
 void EngineImpl::Detach(MountState mount) {
   SweepDetached();
   if (mount.is_erofs() && blob_fs_ != nullptr) blob_fs_->Remove(BlobFsId(mount.record));
-  if (!InUse(mount)) return Forget(mount.record);
+  if (!InUse(mount)) {
+    KeepStats(mount);
+    return Forget(mount.record);
+  }
   mount.record.phase = MountRecord::Phase::kDetached;
   if (absl::Status status = Put(mount.record); !status.ok()) {
     spdlog::error("{}", std::string(status.message()));
@@ -430,6 +433,54 @@ absl::StatusOr<std::vector<MountReport>> EngineImpl::Report(
   return reports;
 }
 
+std::vector<ImageReport> EngineImpl::ReportImages() {
+  struct Sum {
+    ImageReport report;
+    std::shared_ptr<ReadStats> stats = std::make_shared<ReadStats>();
+  };
+  std::map<std::string, Sum> sums;
+  std::lock_guard lock(mutex_);
+  const auto add = [&sums](const MountState& mount) {
+    Sum& sum = sums[mount.record.description.image];
+    mount.stats->AddTo(*sum.stats);
+    if (sum.report.mounts++ > 0) return;
+    for (const auto& blob : mount.blobs) {
+      sum.report.frames += blob->frames().size();
+      sum.report.frames_present += blob->present_frames();
+    }
+  };
+  for (const auto& [target, mount] : mounts_) add(mount);
+  for (const MountState& mount : detached_) add(mount);
+  std::erase_if(past_stats_, [&sums](const auto& past) { return !sums.contains(past.first); });
+  std::vector<ImageReport> reports;
+  for (auto& [image, sum] : sums) {
+    if (const auto past = past_stats_.find(image); past != past_stats_.end()) {
+      past->second->AddTo(*sum.stats);
+    }
+    sum.report.image = image;
+    sum.report.stats = std::move(sum.stats);
+    reports.push_back(std::move(sum.report));
+  }
+  return reports;
+}
+
+void EngineImpl::KeepStats(const MountState& mount) {
+  const std::string& image = mount.record.description.image;
+  const auto has_image = [&image](const MountState& other) {
+    return other.record.description.image == image;
+  };
+  const bool has_others = std::any_of(detached_.begin(), detached_.end(), has_image) ||
+                          std::any_of(mounts_.begin(), mounts_.end(),
+                                      [&](const auto& entry) { return has_image(entry.second); });
+  if (!has_others) {
+    past_stats_.erase(image);
+    return;
+  }
+  std::shared_ptr<ReadStats>& past = past_stats_[image];
+  if (past == nullptr) past = std::make_shared<ReadStats>();
+  mount.stats->AddTo(*past);
+}
+
 void EngineImpl::ForgetGoneMounts() {
   std::lock_guard lock(mutex_);
   ForgetGone();
@@ -469,6 +520,7 @@ bool EngineImpl::Idle() {
 void EngineImpl::SweepDetached() {
   std::erase_if(detached_, [this](MountState& mount) {
     if (InUse(mount)) return false;
+    KeepStats(mount);
     Forget(mount.record);
     return true;
   });

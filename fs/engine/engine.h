@@ -77,6 +77,15 @@ struct MountReport {
   std::shared_ptr<const chunkstore::ReadStats> stats;
 };
 
+// The same for an image, of all its mounts that the engine had as long as there was one.
+struct ImageReport {
+  std::string image;
+  uint64_t mounts = 0;  // some may be detached
+  uint64_t frames = 0;
+  uint64_t frames_present = 0;
+  std::shared_ptr<const chunkstore::ReadStats> stats;
+};
+
 struct EngineOptions {
   std::string state;  // directory, made if missing, mode 0700
   CacheOptions cache;
@@ -117,6 +126,9 @@ class Engine {
   virtual ImageCache& images() = 0;
   // Pins an image, or no longer: pinned content is not evicted.
   virtual absl::Status PinImage(const std::string& image, bool pinned) = 0;
+
+  // One for each image that has a mount. What they count never goes back while they are there.
+  virtual std::vector<ImageReport> ReportImages() = 0;
 
   // Forgets mounts that were unmounted without asking the engine, with umount(8) for example. Call
   // it when /proc/self/mountinfo has changed.

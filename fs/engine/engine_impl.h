@@ -86,6 +86,7 @@ class EngineImpl : public Engine {
       const std::optional<std::string>& target) override;
   ImageCache& images() override { return images_; }
   absl::Status PinImage(const std::string& image, bool pinned) override;
+  std::vector<ImageReport> ReportImages() override;
   void ForgetGoneMounts() override;
   bool HasMounts() override;
   bool HasDetachedMounts() override;
@@ -121,6 +122,7 @@ class EngineImpl : public Engine {
   void Detach(MountState mount);
   bool InUse(const MountState& mount);
   void Forget(const MountRecord& record);
+  void KeepStats(const MountState& mount);
   void SweepDetached();
 
   void ForgetGone();
@@ -156,6 +158,8 @@ class EngineImpl : public Engine {
   std::map<std::string, MountState> mounts_;  // by target
   std::set<std::string> cleaned_targets_;     // unmounted on start, not yet asked for
   std::vector<MountState> detached_;          // gone by name, but they may have users left
+  // Of mounts that are gone, by image, while the image has others.
+  std::map<std::string, std::shared_ptr<chunkstore::ReadStats>> past_stats_;
   bool handed_over_ = false;
 };
 

@@ -2,6 +2,7 @@
 #include "fs/engine/socket.h"
 
 #include <fcntl.h>
+#include <grp.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -9,6 +10,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <vector>
 
 namespace lamina::fs {
 namespace {
@@ -56,6 +58,21 @@ absl::StatusOr<UniqueFd> ListenUnix(const std::string& directory, const std::str
     return ErrnoStatus(errno, "listen on " + path);
   }
   return fd;
+}
+
+absl::Status AllowGroup(const std::string& socket_path, const std::string& group) {
+  std::vector<char> buffer(64 * 1024);
+  struct group entry {};
+  struct group* found = nullptr;
+  const int error = ::getgrnam_r(group.c_str(), &entry, buffer.data(), buffer.size(), &found);
+  if (error != 0) return ErrnoStatus(error, "look up group " + group);
+  if (found == nullptr) return absl::NotFoundError(fmt::format("there is no group {}", group));
+  // The owner stays; until the mode is set nobody is let in who was not before.
+  if (::chown(socket_path.c_str(), static_cast<uid_t>(-1), entry.gr_gid) != 0 ||
+      ::chmod(socket_path.c_str(), 0660) != 0) {
+    return ErrnoStatus(errno, fmt::format("give {} to group {}", socket_path, group));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<UniqueFd> ConnectUnix(const std::string& directory, const std::string& name) {

@@ -20,6 +20,8 @@ inline constexpr size_t kMaxLine = 16 << 20;
 // A listening socket `<directory>/<name>`, mode 0600; an old one of that name is replaced. The
 // directory's path may be longer than the 107 bytes that sockaddr_un allows.
 absl::StatusOr<UniqueFd> ListenUnix(const std::string& directory, const std::string& name);
+// Lets members of a group connect as well (mode 0660).
+absl::Status AllowGroup(const std::string& socket_path, const std::string& group);
 // kUnavailable if nothing listens there.
 absl::StatusOr<UniqueFd> ConnectUnix(const std::string& directory, const std::string& name);
 

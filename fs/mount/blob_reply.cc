@@ -137,6 +137,7 @@ class PendingReply {
         stats_(std::move(stats)),
         start_(start) {
     session_.BeginReply();
+    stats_->waiting_requests.fetch_add(1, std::memory_order_relaxed);
   }
 
   static void FetchAndReply(const std::shared_ptr<PendingReply>& self) {
@@ -146,7 +147,7 @@ class PendingReply {
     for (const ContentPiece& piece : self->pieces_) {
       const auto done = [self, &piece, offset](const absl::Status& status) {
         const bool no_room = absl::IsResourceExhausted(status);
-        self->Finish((status.ok() || no_room) && self->Copy(piece, offset, no_room));
+        self->Finish(status.ok() || no_room ? self->Copy(piece, offset, no_room) : status);
       };
       if (piece.blob == nullptr) {
         done(absl::OkStatus());
@@ -156,36 +157,41 @@ class PendingReply {
       }
       offset += piece.length;
     }
-    self->Finish(true);
+    self->Finish(absl::OkStatus());
   }
 
  private:
   // With `no_room` the piece could not be fetched, for want of room to put it.
-  bool Copy(const ContentPiece& piece, uint64_t offset, bool no_room) {
+  absl::Status Copy(const ContentPiece& piece, uint64_t offset, bool no_room) {
     {
       std::lock_guard lock(mutex_);
       // Not before: many requests may wait for an origin that does not answer.
       if (buffer_ == nullptr) buffer_ = std::make_unique_for_overwrite<std::byte[]>(length_);
     }
     const std::span<std::byte> into(buffer_.get() + offset, piece.length);
-    const absl::Status status =
+    absl::Status status =
         no_room ? piece.blob->ReadThrough(piece.offset, into, *stats_) : CopyPiece(piece, into);
     if (!status.ok()) spdlog::warn("read failed: {}", std::string(status.message()));
-    return status.ok();
+    return status;
   }
 
-  void Finish(bool ok) {
+  void Finish(const absl::Status& status) {
     {
       std::lock_guard lock(mutex_);
-      failed_ = failed_ || !ok;
+      if (error_.ok()) error_ = status;
       if (--unfinished_ > 0) return;
     }
-    if (!failed_) {
+    if (error_.ok()) {
       ::fuse_reply_buf(request_, reinterpret_cast<const char*>(buffer_.get()), length_);
     } else {
+      const auto code = static_cast<size_t>(error_.code());
+      if (code < stats_->errors.size()) {
+        stats_->errors[code].fetch_add(1, std::memory_order_relaxed);
+      }
       ReplyError(request_, *stats_);  // the store has logged it, once for all who waited
     }
     stats_->miss_latency.Add(Clock::now() - start_);
+    stats_->waiting_requests.fetch_sub(1, std::memory_order_relaxed);
     // Blobs may be the store's last: they go before the session that whoever stops us waits for.
     pieces_.clear();
     session_.EndReply();
@@ -201,7 +207,7 @@ class PendingReply {
   std::mutex mutex_;
   std::unique_ptr<std::byte[]> buffer_;
   size_t unfinished_ = 0;
-  bool failed_ = false;
+  absl::Status error_;  // the first
 };
 
 }  // namespace

@@ -4,13 +4,14 @@
 import errno
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
 
 from daemon import Daemon, Readers
-from harness import (TRANSPORTS, check, check_equal, need_root, noise, repetitions, small_image, test,
-                     wait_until)
+from harness import (check, check_equal, drop_caches, expect_error, need_root, noise, program,
+                     repetitions, small_image, test, wait_until)
 
 MIB = 1 << 20
 FILES = {f"file{i}": noise(size, i)
@@ -71,3 +72,208 @@ def _(workspace):
         for directory in directories:
             expect_content(directory)
         umount_all(workspace, directories)
+
+
+@test("daemon.upgraded-under-readers-is-not-noticed")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    with Daemon(workspace) as daemon:
+        directories = mount_all_modes(workspace, image)
+        with Readers(directories, FILES) as readers:
+            for _ in range(repetitions(4)):
+                readers.wait_for_progress(16)
+                before = daemon.worker()
+                daemon.process.send_signal(signal.SIGHUP)
+                daemon.wait_for_successor(before)
+            readers.wait_for_progress(16)
+        umount_all(workspace, directories)
+        check("was killed" not in daemon.log_text(), "a worker did not end by itself")
+
+
+@test("daemon.killed-while-mounting-and-unmounting-does-both")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    generator = random.Random(2)
+    with Daemon(workspace) as daemon:
+        for cycle in range(repetitions(10)):
+            mode = MODES[cycle % len(MODES)]
+            directory = workspace.new_directory("mnt")
+            for command in (["mount", image, directory, *mode], ["umount", directory]):
+                command = [program("LAMINA"), *map(str, command), f"--state={workspace.state}"]
+                with subprocess.Popen(command, stdout=subprocess.DEVNULL,
+                                      stderr=subprocess.PIPE) as process:
+                    time.sleep(generator.random() * 0.03)
+                    daemon.kill_worker()
+                    errors = process.communicate(timeout=60)[1].decode()
+                check(process.returncode == 0, f"{command} failed: {errors}\n{daemon.log_text()}")
+                if command[1] == "mount":
+                    expect_content(directory)
+            check(not os.path.ismount(directory), f"{directory} is still mounted")
+    check_equal(os.listdir(workspace.state / "mounts"), [], "directories of mounts")
+
+
+@test("daemon.killed-supervisor-gives-errors-and-then-a-new-start")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    for _ in range(repetitions(2)):
+        daemon = Daemon(workspace).start()
+        directories = mount_all_modes(workspace, image)
+        worker = daemon.worker()
+        daemon.process.kill()
+        daemon.process.wait(timeout=60)
+        wait_until(lambda: not os.path.exists(f"/proc/{worker}"), "the worker goes as well")
+        for directory in directories:
+            expect_error(directory / "file5", errno.EIO, errno.ENOTCONN, errno.ECONNABORTED)
+        with Daemon(workspace):
+            check_equal(workspace.mounts(), [], "dead mounts that are left")
+            directories = mount_all_modes(workspace, image)
+            for directory in directories:
+                expect_content(directory)
+            umount_all(workspace, directories)
+
+
+@test("daemon.readers-get-errors-if-nothing-comes-back")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    config = workspace.path("config.toml")
+    config.write_text("[take-over]\ngive-up-seconds = 1\n", encoding="utf-8")
+    daemon = Daemon(workspace, f"--config={config}").start()
+    directories = mount_all_modes(workspace, image)
+    for directory in directories:
+        expect_content(directory, {"file0": FILES["file0"]})
+    (workspace.state / "index" / "CURRENT").write_bytes(b"damage\n")  # no worker can start now
+    daemon.kill_worker()
+    readers = [subprocess.Popen(["cat", directory / "file5"], stdout=subprocess.PIPE,
+                                stderr=subprocess.DEVNULL) for directory in directories]
+    for reader in readers:
+        content = reader.communicate(timeout=60)[0]
+        check(reader.returncode != 0, "a reader got an end of file")
+        check(FILES["file5"].startswith(content), "a reader got wrong bytes")
+    check(daemon.process.wait(timeout=60) == 1, "laminad gave no error")
+    check("given up" in daemon.log_text(), daemon.log_text())
+
+
+@test("daemon.starts-without-the-origin")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    with Daemon(workspace) as daemon:
+        directories = mount_all_modes(workspace, image)
+        known = {"file1": FILES["file1"]}
+        for directory in directories:
+            expect_content(directory, known)
+        os.rename(workspace.path("converted"), workspace.path("moved"))
+        daemon.wait_for_successor(daemon.kill_worker())
+        for directory in directories:
+            drop_caches()
+            expect_content(directory, known)
+            expect_error(directory / "file5", errno.EIO)
+        os.rename(workspace.path("moved"), workspace.path("converted"))
+        for directory in directories:
+            expect_content(directory)
+        umount_all(workspace, directories)
+
+
+@test("daemon.unmounts-while-no-worker-runs-are-noticed")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    with Daemon(workspace) as daemon:
+        for busy in (False, True):
+            directories = mount_all_modes(workspace, image)
+            files = [open(directory / "file5", "rb", buffering=0) for directory in directories]
+            os.kill(daemon.process.pid, signal.SIGSTOP)  # starts no worker
+            daemon.kill_worker()
+            for directory, file in zip(directories, files):
+                if not busy:
+                    file.close()
+                subprocess.run(["umount", "--lazy", directory], check=True)
+            os.kill(daemon.process.pid, signal.SIGCONT)
+            for file in files if busy else ():
+                # Files that are open are served on, also by another worker.
+                check(file.read() == FILES["file5"], "a file of a detached mount is wrong")
+                drop_caches()
+            daemon.wait_for_successor(daemon.kill_worker())
+            for file in files if busy else ():
+                check(os.pread(file.fileno(), 9, 0) == FILES["file5"][:9], "wrong bytes")
+                file.close()
+            check_equal(workspace.stats("--all"), [], "mounts that laminad knows")
+            wait_until(lambda: not os.listdir(workspace.state / "mounts"), "nothing is left")
+
+
+@test("daemon.cycles-leave-nothing")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+
+    def held(process):
+        return (len(os.listdir(f"/proc/{process}/fd")), len(os.listdir(f"/proc/{process}/task")))
+
+    with Daemon(workspace) as daemon:
+        keeper = workspace.new_directory("keeper")
+        workspace.lamina("mount", image, keeper, f"--state={workspace.state}")
+        def cycle(mode):
+            with workspace.mounted(image, *mode) as mounted:
+                expect_content(mounted, {"file2": FILES["file2"]})
+        for mode in MODES:
+            cycle(mode)
+        processes = (daemon.process.pid, daemon.worker())
+        before = [held(process) for process in processes]
+        for count in range(repetitions(10)):
+            cycle(MODES[count % len(MODES)])
+        wait_until(lambda: [held(process) for process in processes] <= before,
+                   f"descriptors and threads are back to {before}")
+        check_equal(daemon.worker(), processes[1], "the worker")
+        check_equal(len(os.listdir(workspace.state / "mounts")), 1, "directories of mounts")
+        workspace.lamina("umount", keeper, f"--state={workspace.state}")
+
+
+UNPRIVILEGED = """
+set -e
+if ! setpriv --reuid=65534 --regid=65534 --clear-groups test -w /dev/fuse; then
+  mknod "$HOME/fuse" c 10 229
+  chmod 666 "$HOME/fuse"
+  mount --bind "$HOME/fuse" /dev/fuse
+fi
+exec setpriv --reuid=65534 --regid=65534 --clear-groups bash -ec '
+  cd "$HOME"
+  ./laminad --state="$HOME/state" & daemon=$!
+  while ! test -S state/control.sock; do sleep 0.1; done
+  ./lamina mount "$1" mnt --state="$HOME/state"
+  for _ in 1 2 3 4 5; do
+    worker=$(cat /proc/$daemon/task/$daemon/children)
+    readers=()
+    for _ in 1 2 3 4; do cmp mnt/file5 file5 & readers+=($!); done
+    kill -KILL $worker
+    cmp mnt/file5 file5
+    for reader in "${readers[@]}"; do wait $reader; done
+  done
+  ./lamina umount mnt --state="$HOME/state"
+  kill $daemon
+  wait $daemon
+  test -z "$(ls mnt)"
+' bash "$1"
+"""
+
+
+@test("daemon.serves-unprivileged-users-across-kills")
+def _(workspace):
+    need_root("it becomes another user")
+    image = workspace.converted(small_image(FILES))
+    home = workspace.new_directory("home")
+    for name in ("LAMINA", "LAMINAD"):  # the build may be where other users cannot go
+        shutil.copy(program(name), home / name.lower())
+    (home / "file5").write_bytes(FILES["file5"])
+    (home / "mnt").mkdir()
+    for path in (home, home / "mnt"):
+        os.chown(path, 65534, 65534)
+    os.chmod(workspace.root, 0o755)
+    result = subprocess.run(["unshare", "--mount", "bash", "-c", UNPRIVILEGED, "bash", image],
+                            check=False, timeout=120, stdin=subprocess.DEVNULL,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                            env=dict(os.environ, HOME=str(home)))
+    check(result.returncode == 0, result.stdout.decode(errors="replace"))

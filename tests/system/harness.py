@@ -222,6 +222,14 @@ def compare(expected, actual, *options):
           + (result.stdout + result.stderr).decode(errors="replace"))
 
 
+def expect_error(path, *allowed):
+    """Reading must fail, with one of the errors, and must not hang."""
+    result = subprocess.run(["cat", "--", path], check=False, capture_output=True, timeout=60)
+    check(result.returncode != 0, f"{path} can be read, but should not be")
+    texts = [os.strerror(number).encode() for number in allowed]
+    check(any(text in result.stderr for text in texts), f"the error is {result.stderr!r}")
+
+
 def small_image(files=None, config=None):
     """An image of one layer with the given files, for tests whose subject is something else."""
     image = Image()

@@ -12,8 +12,8 @@ import signal
 import subprocess
 import threading
 
-from harness import (TRANSPORTS, check, check_equal, drop_caches, need_root, noise, program,
-                     repetitions, small_image, test, wait_until)
+from harness import (TRANSPORTS, check, check_equal, drop_caches, expect_error, need_root, noise,
+                     program, repetitions, small_image, test, wait_until)
 from oci_layout import Image, Layout
 
 MIB = 1 << 20
@@ -33,14 +33,6 @@ def for_each_transport(name):
         return function
 
     return register
-
-
-def expect_error(path, *allowed):
-    """Reading must fail, with one of the errors, and must not hang."""
-    result = subprocess.run(["cat", "--", path], check=False, capture_output=True, timeout=60)
-    check(result.returncode != 0, f"{path} can be read, but should not be")
-    texts = [os.strerror(number).encode() for number in allowed]
-    check(any(text in result.stderr for text in texts), f"the error is {result.stderr!r}")
 
 
 def expect_content(directory, files=None):

@@ -4,32 +4,73 @@
 // same program, with the same options and --worker.
 #include <fmt/format.h>
 #include <signal.h>
-#include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
+#include <memory>
 #include <system_error>
+#include <utility>
 
-#include "fs/engine/client.h"
+#include "fs/control/control_server.h"
+#include "fs/control/metrics.h"
 #include "fs/engine/server.h"
+#include "tools/laminad/config.h"
+#include "tools/laminad/logging.h"
+#include "tools/laminad/sockets.h"
 #include "tools/laminad/supervisor.h"
 
 namespace lamina::daemon {
 namespace {
 
-absl::Status RunWorker(const std::string& state) {
+struct Options {
+  std::string config_path = kDefaultConfigPath;
+  bool config_given = false;
+  std::string state;  // instead of the configuration's
+  bool worker = false;
+};
+
+absl::StatusOr<Config> ConfigFor(const Options& options) {
+  absl::StatusOr<Config> config = ReadConfig(options.config_path);
+  // Everything has a default, so there need not be a file where one is looked for unasked.
+  if (absl::IsNotFound(config.status()) && !options.config_given) {
+    config = ParseConfig("", options.config_path);
+  }
+  if (config.ok() && !options.state.empty()) config->state = options.state;
+  return config;
+}
+
+struct Services {
+  std::unique_ptr<fs::ControlServer> api;
+  std::unique_ptr<fs::MetricsServer> metrics;
+};
+
+absl::StatusOr<std::shared_ptr<void>> StartServices(fs::DescriptorHolder& holder,
+                                                    fs::Engine& engine) {
+  auto services = std::make_shared<Services>();
+  if (UniqueFd socket = holder.Take(kApiName); socket.valid()) {
+    ASSIGN_OR_RETURN(services->api, fs::ControlServer::Start(engine, std::move(socket)));
+  }
+  if (UniqueFd socket = holder.Take(kMetricsName); socket.valid()) {
+    ASSIGN_OR_RETURN(services->metrics, fs::MetricsServer::Start(engine, std::move(socket)));
+  }
+  return std::shared_ptr<void>(std::move(services));
+}
+
+absl::Status RunWorker(const Config& config) {
   sigset_t signals;
   ::sigemptyset(&signals);
   for (const int signal : {SIGTERM, SIGINT, SIGHUP}) ::sigaddset(&signals, signal);
   ::sigprocmask(SIG_BLOCK, &signals, nullptr);
-  fs::ServerOptions options;
-  options.engine.state = state;
   ASSIGN_OR_RETURN(auto descriptors, fs::InheritedDescriptors());
   ASSIGN_OR_RETURN(fs::NotifySocket notify, fs::NotifySocket::FromEnvironment());
-  options.engine.holder =
+  const auto holder =
       std::make_shared<fs::DescriptorHolder>(std::move(descriptors), std::move(notify));
-  options.ready = [holder = options.engine.holder] {
+  fs::ServerOptions options;
+  options.engine.state = config.state;
+  options.engine.holder = holder;
+  options.start_services = [holder](fs::Engine& engine) { return StartServices(*holder, engine); };
+  options.ready = [holder] {
     if (absl::Status status = holder->Ready(); !status.ok()) {
       spdlog::error("{}", std::string(status.message()));
     }
@@ -37,32 +78,45 @@ absl::Status RunWorker(const std::string& state) {
   return fs::RunServer(options);
 }
 
+absl::Status Supervise(const Config& config, std::vector<std::string> arguments) {
+  std::error_code error;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error) return ErrnoStatus(error.value(), "find this program");
+  arguments.insert(arguments.begin(), program.string());
+  arguments.emplace_back("--worker");
+  return RunSupervisor({.state = config.state,
+                        .sockets = SocketsOf(config),
+                        .command = std::move(arguments),
+                        .give_up_after = config.give_up_after,
+                        .drain_for = config.drain_for});
+}
+
+absl::Status Run(const Options& options, std::vector<std::string> arguments) {
+  ASSIGN_OR_RETURN(const Config config, ConfigFor(options));
+  SetUpLogging(config);
+  return options.worker ? RunWorker(config) : Supervise(config, std::move(arguments));
+}
+
 }  // namespace
 }  // namespace lamina::daemon
 
 int main(int argc, char** argv) {
-  spdlog::set_default_logger(spdlog::stderr_logger_mt("laminad"));
-  spdlog::set_pattern("%Y-%m-%dT%H:%M:%S.%e %l %v");
-
-  CLI::App app("Keeps a node's image mounts alive.", "laminad");
+  lamina::daemon::Options options;
+  CLI::App app("The daemon of a node: serves image mounts, and keeps them when it is restarted.",
+               "laminad");
   app.set_version_flag("--version", LAMINA_VERSION);
-  std::string state = lamina::fs::DefaultStateDirectory();
-  bool worker = false;
-  app.add_option("--state", state, "Directory of cached blobs, index and mounts");
-  app.add_flag("--worker", worker)->group("");  // for the supervisor
+  app.footer(
+      "SIGHUP: a new worker is started from the program on the disk, and mounts stay.\n"
+      "SIGTERM: everything is unmounted, but for mounts whose descriptors systemd keeps.");
+  CLI::Option* config =
+      app.add_option("--config", options.config_path, "Configuration")->capture_default_str();
+  app.add_option("--state", options.state, "State directory [as the configuration says]");
+  app.add_flag("--worker", options.worker)->group("");  // for the supervisor
   CLI11_PARSE(app, argc, argv);
+  options.config_given = config->count() > 0;
 
-  absl::Status status;
-  if (worker) {
-    status = lamina::daemon::RunWorker(state);
-  } else {
-    std::error_code error;
-    lamina::daemon::SupervisorOptions options{.state = state};
-    options.command = {std::filesystem::read_symlink("/proc/self/exe", error).string()};
-    options.command.insert(options.command.end(), argv + 1, argv + argc);
-    options.command.emplace_back("--worker");
-    status = lamina::daemon::RunSupervisor(options);
-  }
+  const absl::Status status =
+      lamina::daemon::Run(options, std::vector<std::string>(argv + 1, argv + argc));
   if (status.ok()) return 0;
   spdlog::error("{}", std::string(status.message()));
   return 1;

@@ -25,7 +25,6 @@
 #include "chunkstore/base/file.h"
 #include "fs/engine/descriptor_holder.h"
 #include "fs/engine/engine.h"
-#include "fs/engine/socket.h"
 
 namespace lamina::daemon {
 namespace {
@@ -61,7 +60,7 @@ class Supervisor {
  public:
   explicit Supervisor(const SupervisorOptions& options) : options_(options) {}
   ~Supervisor() {
-    if (owns_socket_) ::unlink((options_.state + "/" + fs::kControlSocket).c_str());
+    for (const std::string& path : made_) ::unlink(path.c_str());
   }
 
   absl::Status Start();
@@ -85,7 +84,7 @@ class Supervisor {
   const SupervisorOptions options_;
   fs::NotifySocket systemd_;  // not valid if it is not there
   std::multimap<std::string, UniqueFd> held_;
-  bool owns_socket_ = false;
+  std::vector<std::string> made_;  // paths of sockets
   UniqueFd signals_;
 
   pid_t worker_ = 0;
@@ -113,10 +112,11 @@ absl::Status Supervisor::Start() {
   // Held as long as this process lives: no other engine may come between two workers.
   ASSIGN_OR_RETURN(UniqueFd lock, fs::LockStateDirectory(options_.state));
   held_.emplace("lock", std::move(lock));
-  owns_socket_ = !held_.contains("control");
-  if (owns_socket_) {
-    ASSIGN_OR_RETURN(UniqueFd socket, fs::ListenUnix(options_.state, fs::kControlSocket));
-    held_.emplace("control", std::move(socket));
+  for (const ListeningSocket& wanted : options_.sockets) {
+    if (held_.contains(wanted.name)) continue;
+    ASSIGN_OR_RETURN(UniqueFd socket, wanted.open());
+    held_.emplace(wanted.name, std::move(socket));
+    if (!wanted.path.empty()) made_.push_back(wanted.path);
   }
   const sigset_t signals = Signals();
   signals_.Reset(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));

@@ -8,16 +8,27 @@
 #define LAMINA_TOOLS_LAMINAD_SUPERVISOR_H_
 
 #include <chrono>
+#include <functional>
 #include <string>
 #include <vector>
 
+#include "chunkstore/base/file.h"
 #include "chunkstore/base/status.h"
 
 namespace lamina::daemon {
 
+// A socket that the worker accepts from. It is kept like a descriptor of the worker's: clients wait
+// in its queue from one worker to the next.
+struct ListeningSocket {
+  std::string name;  // under which the worker gets it; used as it is if systemd passes one
+  std::function<absl::StatusOr<UniqueFd>()> open;
+  std::string path;  // removed at the end; empty: none
+};
+
 struct SupervisorOptions {
-  std::string state;                 // directory; the control socket is made in it
-  std::vector<std::string> command;  // the worker: program and arguments
+  std::string state;                     // directory; its lock is held
+  std::vector<ListeningSocket> sockets;  // opened once the lock is held
+  std::vector<std::string> command;      // the worker: program and arguments
   // How long readers may be kept waiting for a worker. After that their mounts are given up, and
   // reads fail.
   std::chrono::milliseconds give_up_after{30'000};

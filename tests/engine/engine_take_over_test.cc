@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Engines that follow each other on one state directory; the test holds the descriptors.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <thread>
+
+#include "fs/engine/engine.h"
+#include "fs/mount/mount.h"
+#include "tests/engine/test_image.h"
+
+namespace lamina::fs {
+namespace {
+
+class EngineTakeOverTest : public ::testing::TestWithParam<Transport> {
+ protected:
+  void SetUp() override {
+    if (::geteuid() != 0) GTEST_SKIP() << "mounting without fusermount3 needs root";
+    int ends[2];
+    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+    ours_.Reset(ends[0]);
+    theirs_.Reset(ends[1]);
+  }
+  void TearDown() override {
+    held_.clear();
+    Unmount(image_.mountpoint(), /*detach=*/true).IgnoreError();
+    Unmount(image_.state() + "/fuse", /*detach=*/true).IgnoreError();
+  }
+
+  // With what the engine before left.
+  std::unique_ptr<Engine> Open() {
+    ReceiveAll();
+    std::multimap<std::string, UniqueFd> inherited;
+    for (const auto& [name, fd] : held_) {
+      inherited.emplace(name, ::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
+    }
+    auto engine =
+        Engine::Open({.state = image_.state(),
+                      .holder = std::make_shared<DescriptorHolder>(
+                          std::move(inherited),
+                          NotifySocket(UniqueFd(::fcntl(theirs_.get(), F_DUPFD_CLOEXEC, 0))))});
+    EXPECT_TRUE(engine.ok()) << engine.status();
+    return *std::move(engine);
+  }
+  // Does as holders do.
+  void ReceiveAll() {
+    while (true) {
+      char text[4096];
+      iovec data{text, sizeof(text)};
+      alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+      msghdr packet{};
+      packet.msg_iov = &data;
+      packet.msg_iovlen = 1;
+      packet.msg_control = control;
+      packet.msg_controllen = sizeof(control);
+      const ssize_t length = ::recvmsg(ours_.get(), &packet, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+      if (length < 0) return;
+      const std::string message(text, static_cast<size_t>(length));
+      const std::string name = message.substr(message.find("FDNAME=") + 7);
+      if (message.starts_with("FDSTOREREMOVE=1")) held_.erase(name);
+      if (!message.starts_with("FDSTORE=1")) continue;
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&packet)), sizeof(fd));
+      held_.emplace(name, fd);
+    }
+  }
+  // An engine in a process that does `work` and is then killed.
+  void KillEngineAfter(const std::function<bool(Engine&)>& work) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      const std::unique_ptr<Engine> engine = Open();
+      ::kill(::getpid(), work(*engine) ? SIGKILL : SIGTERM);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+  }
+
+  MountRequest Request() const {
+    return {.image = image_.reference(), .target = image_.mountpoint(), .transport = GetParam()};
+  }
+  bool IsMounted() const { return FindMount(image_.mountpoint()).value().has_value(); }
+
+  TestImage image_;
+  UniqueFd ours_;
+  UniqueFd theirs_;
+  std::map<std::string, UniqueFd> held_;
+};
+
+TEST_P(EngineTakeOverTest, MountsOfAKilledEngineAreServedByTheNext) {
+  for (const bool writable : {false, true}) {
+    MountRequest request = Request();
+    request.writable = writable;
+    KillEngineAfter([&](Engine& engine) { return engine.Mount(request).ok(); });
+    const std::unique_ptr<Engine> engine = Open();
+    EXPECT_EQ(Slurp(image_.mountpoint() + "/data.bin"), image_.data());
+    const auto report = engine->Report(image_.mountpoint());
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(report->front().mount.image, image_.reference());
+    EXPECT_EQ(report->front().mount.writable, writable);
+    EXPECT_GE(report->front().stats->read_requests.load(), 1u);
+    EXPECT_TRUE(engine->Unmount(image_.mountpoint()).ok());
+    EXPECT_FALSE(IsMounted());
+  }
+}
+
+TEST_P(EngineTakeOverTest, HandedOverMountsStayWhileNoEngineRuns) {
+  for (int life = 0; life < 3; ++life) {
+    const std::unique_ptr<Engine> engine = Open();
+    if (life == 0) ASSERT_TRUE(engine->Mount(Request()).ok());
+    EXPECT_EQ(Slurp(image_.mountpoint() + "/hello.txt"), image_.hello());
+    engine->HandOver();
+  }
+  EXPECT_TRUE(IsMounted());
+  const std::unique_ptr<Engine> engine = Open();
+  EXPECT_EQ(Slurp(image_.mountpoint() + "/data.bin"), image_.data());
+}
+
+TEST_P(EngineTakeOverTest, CleanEndLeavesNothing) {
+  {
+    const std::unique_ptr<Engine> engine = Open();
+    ASSERT_TRUE(engine->Mount(Request()).ok());
+  }
+  EXPECT_FALSE(IsMounted());
+  ReceiveAll();
+  EXPECT_TRUE(held_.empty());
+  EXPECT_TRUE(std::filesystem::is_empty(image_.state() + "/mounts"));
+}
+
+TEST_P(EngineTakeOverTest, DetachedMountIsServedToItsLastReader) {
+  UniqueFd file;
+  {
+    const std::unique_ptr<Engine> engine = Open();
+    ASSERT_TRUE(engine->Mount(Request()).ok());
+    file = *OpenFile(image_.mountpoint() + "/data.bin", O_RDONLY);
+    engine->HandOver();
+  }
+  ASSERT_TRUE(Unmount(image_.mountpoint(), /*detach=*/true).ok());
+  for (int life = 0; life < 2; ++life) {
+    const std::unique_ptr<Engine> engine = Open();
+    EXPECT_FALSE(engine->HasMounts());
+    EXPECT_TRUE(engine->HasDetachedMounts());
+    EXPECT_FALSE(engine->Idle());
+    std::string content(image_.data().size(), '\0');
+    ASSERT_TRUE(ReadFull(file.get(), 0, std::as_writable_bytes(std::span(content))).ok());
+    EXPECT_EQ(content, image_.data());
+    engine->HandOver();
+  }
+  file.Reset();
+  const std::unique_ptr<Engine> engine = Open();
+  while (!engine->Idle()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_TRUE(std::filesystem::is_empty(image_.state() + "/mounts"));
+}
+
+TEST_P(EngineTakeOverTest, MountWhoseDescriptorIsLostIsUnmounted) {
+  KillEngineAfter([&](Engine& engine) { return engine.Mount(Request()).ok(); });
+  ReceiveAll();
+  held_.clear();
+  const std::unique_ptr<Engine> engine = Open();
+  EXPECT_FALSE(IsMounted());
+  EXPECT_TRUE(engine->Unmount(image_.mountpoint()).ok());  // what the user wants to be sure of
+  EXPECT_TRUE(engine->Mount(Request()).ok());
+  EXPECT_EQ(Slurp(image_.mountpoint() + "/data.bin"), image_.data());
+}
+
+TEST_P(EngineTakeOverTest, RequestThatComesAgainWithItsTokenSucceeds) {
+  MountRequest request = Request();
+  request.token = "0123";
+  KillEngineAfter([&](Engine& engine) { return engine.Mount(request).ok(); });
+  const std::unique_ptr<Engine> engine = Open();
+  EXPECT_TRUE(engine->Mount(request).ok());
+  request.token = "4567";
+  EXPECT_TRUE(absl::IsAlreadyExists(engine->Mount(request).status()));
+}
+
+TEST_P(EngineTakeOverTest, DescriptorsOfNoMountAreClosed) {
+  held_.emplace("fuse-99", *OpenFile("/dev/fuse", O_RDWR));
+  const std::unique_ptr<Engine> engine = Open();
+  ReceiveAll();
+  EXPECT_TRUE(held_.empty());
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, EngineTakeOverTest,
+                         ::testing::Values(Transport::kErofs, Transport::kFuse),
+                         [](const auto& info) { return std::string(TransportName(info.param)); });
+
+}  // namespace
+}  // namespace lamina::fs

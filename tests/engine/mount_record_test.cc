@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fs/engine/mount_record.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace lamina::fs {
+namespace {
+
+MountRecord Sample() {
+  MountRecord record;
+  record.phase = MountRecord::Phase::kMounted;
+  record.description = {.id = "17",
+                        .image = "oci:/srv/images:tag",
+                        .manifest_digest = "sha256:" + std::string(64, '1'),
+                        .target = "/mnt/\xff not UTF-8",
+                        .transport = Transport::kFuse,
+                        .loop = true,
+                        .writable = true,
+                        .reason = "asked for"};
+  record.writable_dir = "/srv/upper";
+  record.token = "token";
+  chunkstore::LayerDescriptor layer;
+  layer.digest.bytes.fill(7);
+  layer.size = UINT64_MAX;
+  layer.section_table_offset = 12345;
+  layer.section_table_digest.bytes.fill(8);
+  record.layers = {layer, layer};
+  record.kernel_id = 99;
+  record.metadata = "/state/images/x/metadata";
+  record.fuse_state = "1 2 3 ff";
+  return record;
+}
+
+TEST(MountRecord, IsReadAsItWasWritten) {
+  const MountRecord record = Sample();
+  const absl::StatusOr<MountRecord> read = ParseMountRecord(SerializeMountRecord(record));
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->phase, record.phase);
+  EXPECT_EQ(read->description.id, record.description.id);
+  EXPECT_EQ(read->description.image, record.description.image);
+  EXPECT_EQ(read->description.manifest_digest, record.description.manifest_digest);
+  EXPECT_EQ(read->description.target, record.description.target);
+  EXPECT_EQ(read->description.transport, record.description.transport);
+  EXPECT_EQ(read->description.loop, record.description.loop);
+  EXPECT_EQ(read->description.writable, record.description.writable);
+  EXPECT_EQ(read->description.reason, record.description.reason);
+  EXPECT_EQ(read->writable_dir, record.writable_dir);
+  EXPECT_EQ(read->token, record.token);
+  EXPECT_EQ(read->layers, record.layers);
+  EXPECT_EQ(read->kernel_id, record.kernel_id);
+  EXPECT_EQ(read->metadata, record.metadata);
+  EXPECT_EQ(read->fuse_state, record.fuse_state);
+}
+
+TEST(MountRecord, EveryPhaseIsKept) {
+  for (const auto phase : {MountRecord::Phase::kMounting, MountRecord::Phase::kMounted,
+                           MountRecord::Phase::kDetached}) {
+    MountRecord record = Sample();
+    record.phase = phase;
+    EXPECT_EQ(ParseMountRecord(SerializeMountRecord(record))->phase, phase);
+  }
+}
+
+TEST(MountRecord, DamageIsNoticedOrHarmless) {
+  const std::string whole = SerializeMountRecord(Sample());
+  for (size_t length = 0; length < whole.size(); ++length) {
+    EXPECT_TRUE(absl::IsDataLoss(ParseMountRecord(whole.substr(0, length)).status())) << length;
+  }
+  for (size_t i = 0; i < whole.size(); ++i) {
+    std::string damaged = whole;
+    damaged[i] = static_cast<char>(damaged[i] ^ 0x55);
+    const absl::Status status = ParseMountRecord(damaged).status();
+    EXPECT_TRUE(status.ok() || absl::IsDataLoss(status)) << i << ": " << status;
+  }
+}
+
+}  // namespace
+}  // namespace lamina::fs

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/laminad/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <regex>
+#include <sstream>
+
+namespace lamina::daemon {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string Error(std::string_view text) {
+  const absl::Status status = ParseConfig(text, "config.toml").status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  return std::string(status.message());
+}
+
+TEST(Config, EverySettingIsRead) {
+  const auto config = ParseConfig(R"(
+state = "/srv/lamina"
+[log]
+level = "debug"
+format = "json"
+[api]
+socket = "/run/lamina/api.sock"
+group = "users"
+[metrics]
+listen = "127.0.0.1:9464"
+group = "prometheus"
+[take-over]
+give-up-seconds = 7
+drain-seconds = 3
+)",
+                                  "config.toml");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->state, "/srv/lamina");
+  EXPECT_EQ(config->log_level, "debug");
+  EXPECT_TRUE(config->log_json);
+  EXPECT_EQ(config->api_socket, "/run/lamina/api.sock");
+  EXPECT_EQ(config->api_group, "users");
+  EXPECT_EQ(config->metrics_listen, "127.0.0.1:9464");
+  EXPECT_EQ(config->metrics_group, "prometheus");
+  EXPECT_EQ(config->give_up_after, std::chrono::seconds(7));
+  EXPECT_EQ(config->drain_for, std::chrono::seconds(3));
+}
+
+TEST(Config, UnknownKeysAreNamedWithTheirLine) {
+  EXPECT_EQ(Error("\nstat = \"/srv\"\n"), "config.toml:2: stat is not a setting of laminad");
+  EXPECT_EQ(Error("[log]\nlevel = \"info\"\ncolour = 1\n"),
+            "config.toml:3: log.colour is not a setting of laminad");
+  EXPECT_THAT(Error("[logs]\n"), HasSubstr("config.toml:1: logs is not a setting"));
+  EXPECT_THAT(Error("log = 1\n"), HasSubstr("log is not a section"));
+}
+
+TEST(Config, WrongTypesAndValuesAreNamedWithTheirLine) {
+  EXPECT_EQ(Error("state = 7\n"), "config.toml:1: state is not a string");
+  EXPECT_EQ(Error("state = \"lamina\"\n"), "config.toml:1: state is not an absolute path");
+  EXPECT_EQ(Error("state = \"\"\n"), "config.toml:1: state is not an absolute path");
+  EXPECT_THAT(Error("[log]\nlevel = \"loud\"\n"), HasSubstr(":2: log.level is not one of trace"));
+  EXPECT_THAT(Error("[log]\nformat = true\n"), HasSubstr("log.format is not text or json"));
+  EXPECT_THAT(Error("[metrics]\nlisten = \"9464\"\n"), HasSubstr("metrics.listen is not unix:"));
+  EXPECT_THAT(Error("[metrics]\nlisten = \"unix:x\"\n"), HasSubstr("metrics.listen is not"));
+  for (const char* value : {"0", "-1", "1.5", "\"30\"", "86401", "9223372036854775807"}) {
+    EXPECT_THAT(Error(fmt::format("[take-over]\ngive-up-seconds = {}\n", value)),
+                HasSubstr(":2: take-over.give-up-seconds is not a whole number"))
+        << value;
+  }
+}
+
+TEST(Config, WhatIsNotTomlIsNamedWithItsLine) {
+  EXPECT_THAT(Error("state = \"/srv\"\n[log\n"), HasSubstr("config.toml:2: "));
+  EXPECT_THAT(Error("state = \"/a\"\nstate = \"/b\"\n"), HasSubstr("config.toml:2: "));
+}
+
+TEST(Config, MissingFileIsNotFound) {
+  EXPECT_TRUE(absl::IsNotFound(ReadConfig("/nonexistent/config.toml").status()));
+}
+
+TEST(Config, SampleShowsEverySettingWithItsDefault) {
+  std::ifstream file(LAMINA_SAMPLE_CONFIG);
+  std::stringstream content;
+  content << file.rdbuf();
+  ASSERT_TRUE(ParseConfig(content.str(), "config.toml").ok());
+  const std::string text =
+      std::regex_replace(content.str(), std::regex("(^|\n)#([a-z-]+ = )"), "$1$2");
+  const auto config = ParseConfig(text, "config.toml");
+  ASSERT_TRUE(config.ok()) << config.status();
+  const Config defaults;
+  EXPECT_EQ(config->state, "/var/lib/lamina");
+  EXPECT_EQ(config->log_level, defaults.log_level);
+  EXPECT_EQ(config->log_json, defaults.log_json);
+  EXPECT_EQ(config->api_socket, defaults.api_socket);
+  EXPECT_EQ(config->metrics_listen, defaults.metrics_listen);
+  EXPECT_EQ(config->give_up_after, defaults.give_up_after);
+  EXPECT_EQ(config->drain_for, defaults.drain_for);
+  for (const char* key : {"state", "level", "format", "socket", "group", "listen",
+                          "give-up-seconds", "drain-seconds"}) {
+    EXPECT_THAT(content.str(), HasSubstr(fmt::format("\n#{} = ", key)));
+  }
+}
+
+}  // namespace
+}  // namespace lamina::daemon

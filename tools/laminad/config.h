@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// laminad's configuration: a TOML file, documented by the sample beside this file (config.toml).
+#ifndef LAMINA_TOOLS_LAMINAD_CONFIG_H_
+#define LAMINA_TOOLS_LAMINAD_CONFIG_H_
+
+#include <chrono>
+#include <string>
+#include <string_view>
+
+#include "chunkstore/base/status.h"
+
+namespace lamina::daemon {
+
+inline constexpr const char* kDefaultConfigPath = "/etc/lamina/config.toml";
+
+struct Config {
+  std::string state;  // fs::DefaultStateDirectory() if the file does not say
+
+  std::string log_level = "info";  // as spdlog names them
+  bool log_json = false;           // one JSON object a line
+
+  std::string api_socket;  // path of the gRPC socket; empty: none
+  std::string api_group;   // members may use it; empty: only this user
+
+  std::string metrics_listen;  // "unix:PATH" or "ADDRESS:PORT"; empty: none
+  std::string metrics_group;   // members may connect to PATH; empty: only this user
+
+  std::chrono::seconds give_up_after{30};
+  std::chrono::seconds drain_for{10};
+};
+
+// The file's settings over the defaults. A key that is not known, a value of another type or out of
+// range is kInvalidArgument and named with its line.
+absl::StatusOr<Config> ParseConfig(std::string_view text, const std::string& path);
+// kNotFound if there is no such file.
+absl::StatusOr<Config> ReadConfig(const std::string& path);
+
+}  // namespace lamina::daemon
+
+#endif  // LAMINA_TOOLS_LAMINAD_CONFIG_H_
