@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
 #include <set>
 #include <system_error>
@@ -28,6 +29,10 @@ using chunkstore::ReadStats;
 
 // Layers that are attached at the same time.
 constexpr size_t kAttachThreads = 8;
+
+// How long an unmount waits for the kernel to let go of the last file, in small steps.
+constexpr int kCloseAttempts = 20;
+constexpr std::chrono::microseconds kClosePause{200};
 
 absl::Status MakeDirectory(const std::string& path, mode_t mode) {
   if (::mkdir(path.c_str(), mode) != 0 && errno != EEXIST) {
@@ -375,7 +380,12 @@ bool EngineImpl::InUse(const MountState& mount) {
 void EngineImpl::Detach(MountState mount) {
   SweepDetached();
   if (mount.is_erofs() && blob_fs_ != nullptr) blob_fs_->Remove(BlobFsId(mount.record));
-  if (!InUse(mount)) {
+  // The kernel closes the files of an unmounted EROFS by requests of ours that it does not wait for.
+  for (int attempt = 0; attempt < kCloseAttempts; ++attempt) {
+    if (InUse(mount)) {
+      std::this_thread::sleep_for(kClosePause);
+      continue;
+    }
     KeepStats(mount);
     return Forget(mount.record);
   }

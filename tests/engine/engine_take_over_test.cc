@@ -76,6 +76,7 @@ class EngineTakeOverTest : public ::testing::TestWithParam<Transport> {
   }
   // An engine in a process that does `work` and is then killed.
   void KillEngineAfter(const std::function<bool(Engine&)>& work) {
+    ReceiveAll();
     const pid_t child = ::fork();
     if (child == 0) {
       const std::unique_ptr<Engine> engine = Open();
@@ -117,7 +118,9 @@ TEST_P(EngineTakeOverTest, MountsOfAKilledEngineAreServedByTheNext) {
 TEST_P(EngineTakeOverTest, HandedOverMountsStayWhileNoEngineRuns) {
   for (int life = 0; life < 3; ++life) {
     const std::unique_ptr<Engine> engine = Open();
-    if (life == 0) ASSERT_TRUE(engine->Mount(Request()).ok());
+    if (life == 0) {
+      ASSERT_TRUE(engine->Mount(Request()).ok());
+    }
     EXPECT_EQ(Slurp(image_.mountpoint() + "/hello.txt"), image_.hello());
     engine->HandOver();
   }

@@ -28,11 +28,19 @@ class Daemon:
 
     def start(self):
         command = [program("LAMINAD"), f"--state={self.workspace.state}", *map(str, self.options)]
+        with contextlib.suppress(FileNotFoundError):  # of one that was killed
+            (self.workspace.state / "control.sock").unlink()
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                             env=self.environment)
-        wait_until(self.worker, "laminad has a worker")
+        wait_until(lambda: (self.workspace.state / "control.sock").exists() or self.has_ended(),
+                   "laminad listens")
+        check(not self.has_ended(), f"laminad ended:\n{self.log_text()}")
+        self.workspace.stats("--all")  # waits for the worker
         return self
+
+    def has_ended(self):
+        return self.process.poll() is not None
 
     def __enter__(self):
         return self.start()

@@ -332,7 +332,8 @@ absl::Status Supervisor::AfterDeath(int status) {
     start_at_ = now;
     return absl::OkStatus();
   }
-  if (!was_ever_ready_ && !HoldsMounts()) {
+  // It has said why.
+  if (!was_ever_ready_ && !HoldsMounts() && WIFEXITED(status)) {
     return absl::UnavailableError(
         fmt::format("the worker {} before it was ready", ExitText(status)));
   }
