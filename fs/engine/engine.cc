@@ -134,6 +134,8 @@ EngineImpl::~EngineImpl() {
 
 void EngineImpl::HandOver() {
   std::lock_guard lock(mutex_);
+  SweepDetached();
+  if (mounts_.empty() && detached_.empty()) return;  // then this is the end, and leaves nothing
   handed_over_ = true;
   if (blob_fs_ != nullptr) blob_fs_->LeaveMounted();
   for (auto& [target, mount] : mounts_) {

@@ -13,6 +13,7 @@ import time
 from daemon import Daemon, Readers
 from harness import (check, check_equal, drop_caches, expect_error, need_root, noise, program,
                      repetitions, small_image, test, wait_until)
+from systemd import Systemd
 
 MIB = 1 << 20
 FILES = {f"file{i}": noise(size, i)
@@ -287,3 +288,28 @@ def _(workspace):
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                             env=dict(os.environ, HOME=str(home)))
     check(result.returncode == 0, result.stdout.decode(errors="replace"))
+
+
+@test("daemon.restarted-by-systemd-under-readers-is-not-noticed")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    with Systemd(workspace, program("LAMINAD")) as systemd:
+        systemd.control("start", "laminad.socket")
+        directories = mount_all_modes(workspace, image)  # the first connection starts laminad
+        check_equal(systemd.control("is-active", "laminad.service"), "active", "the service")
+        with Readers(directories, FILES) as readers:
+            for count in range(repetitions(4)):
+                readers.wait_for_progress(16)
+                before = systemd.main_pid()
+                if count % 2 == 0:
+                    systemd.control("restart", "laminad.service")
+                else:
+                    os.kill(before, signal.SIGKILL)  # the supervisor, and with it the worker
+                    wait_until(lambda: systemd.main_pid() not in (0, before), "another one")
+            readers.wait_for_progress(16)
+        for directory in directories:
+            expect_content(directory)
+        umount_all(workspace, directories)
+        check_equal(systemd.control("show", "laminad.service", "--property=NFileDescriptorStore",
+                                    "--value"), "1", "descriptors that systemd keeps")
