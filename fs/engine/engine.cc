@@ -116,6 +116,7 @@ EngineImpl::EngineImpl(EngineOptions options, UniqueFd lock, std::unique_ptr<Mou
       images_(state_ + "/images", *store_) {}
 
 EngineImpl::~EngineImpl() {
+  repair_ = std::jthread();  // ends it
   if (handed_over_) return;
   for (auto& [target, mount] : mounts_) {
     if (absl::Status status = UnmountParts(mount.record, /*detach=*/true); !status.ok()) {
@@ -375,6 +376,7 @@ bool EngineImpl::IsOurs(const MountInfo& info, const MountRecord& record) const 
 }
 
 bool EngineImpl::InUse(const MountState& mount) {
+  if (mount.waiting.has_value()) return !HasEnded(mount.waiting->device);
   if (!mount.is_erofs()) return mount.tree != nullptr && !mount.tree->ended();
   return blob_fs_ != nullptr && blob_fs_->InUse(BlobFsId(mount.record));
 }

@@ -8,8 +8,11 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
+#include <stop_token>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "chunkstore/base/file.h"
@@ -54,6 +57,8 @@ struct MountState {
   std::shared_ptr<const MergedMetadata> metadata;  // null for EROFS taken over
   std::shared_ptr<chunkstore::ReadStats> stats;
   std::unique_ptr<TreeFs> tree;  // with Transport::kFuse
+  // Instead of `tree` while its blobs cannot be attached: readers wait.
+  std::optional<FuseHandover> waiting;
 
   const std::string& id() const { return record.description.id; }
   const std::string& target() const { return record.description.target; }
@@ -129,11 +134,16 @@ class EngineImpl : public Engine {
 
   // In engine_restore.cc.
   absl::StatusOr<Leftovers> ReadRecords(std::string& blob_fs_state);
-  void AttachBlobs(std::vector<MountState>& mounts, std::vector<MountRecord>& lost);
+  std::vector<MountState> AttachLocalBlobs(std::vector<MountState>& mounts);
   void TakeOverErofs(std::vector<MountState> mounts, const std::string& state,
                      std::vector<MountRecord>& lost);
   void TakeOverTrees(std::vector<MountState> mounts, std::vector<MountRecord>& lost);
-  absl::Status TakeOverTree(MountState& mount);
+  absl::Status StartTree(MountState& mount, FuseHandover handover);
+  void StartRepair();
+  void Repair(std::stop_token stop, std::vector<std::string> ids);
+  bool RepairMount(const std::string& id);
+  MountState* FindById(const std::string& id);
+  void ReplaceDevice(const std::string& name, const FuseFs& fs);
   void Adopt(MountState mount);
   absl::Status RemoveBlobFs();
   void CleanUp(MountRecord lost);
@@ -161,6 +171,7 @@ class EngineImpl : public Engine {
   // Of mounts that are gone, by image, while the image has others.
   std::map<std::string, std::shared_ptr<chunkstore::ReadStats>> past_stats_;
   bool handed_over_ = false;
+  std::jthread repair_;  // fetches tables that were damaged while no engine ran
 };
 
 }  // namespace lamina::fs

@@ -5,15 +5,20 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <filesystem>
 #include <map>
 #include <system_error>
+#include <utility>
 
 #include "fs/engine/engine_impl.h"
 #include "fs/engine/lazy_origin.h"
 
 namespace lamina::fs {
 namespace {
+
+// Between attempts to get tables that were damaged.
+constexpr std::chrono::seconds kRepairPause{10};
 
 using chunkstore::Blob;
 using chunkstore::LayerDescriptor;
@@ -86,7 +91,20 @@ absl::Status EngineImpl::RestoreMounts() {
   for (MountRecord& record : left.lost) CleanUp(std::move(record));
   CleanUpUnrecorded();
   ForgetGone();
+  StartRepair();
   return absl::OkStatus();
+}
+
+void EngineImpl::StartRepair() {
+  std::vector<std::string> ids;
+  const auto consider = [&ids](const MountState& mount) {
+    if (mount.blobs.empty() && !mount.record.layers.empty()) ids.push_back(mount.id());
+  };
+  for (const auto& [target, mount] : mounts_) consider(mount);
+  for (const MountState& mount : detached_) consider(mount);
+  if (ids.empty()) return;
+  repair_ = std::jthread(
+      [this, ids = std::move(ids)](std::stop_token stop) { Repair(std::move(stop), ids); });
 }
 
 absl::Status EngineImpl::RemoveBlobFs() {
@@ -117,31 +135,40 @@ absl::StatusOr<EngineImpl::Leftovers> EngineImpl::ReadRecords(std::string& blob_
   return left;
 }
 
-// Attaches the blobs of all mounts, each once; mounts whose blobs cannot be attached are taken out
-// and lost.
-void EngineImpl::AttachBlobs(std::vector<MountState>& mounts, std::vector<MountRecord>& lost) {
-  std::map<std::string, std::shared_ptr<Origin>> origins;  // by image
-  std::map<std::pair<Digest, Digest>, size_t> indices;     // by what a layer is
+// Attaches the blobs of all mounts, each once, as far as what is on the node is enough. Takes the
+// other mounts out of the list and returns them.
+std::vector<MountState> EngineImpl::AttachLocalBlobs(std::vector<MountState>& mounts) {
+  std::map<std::pair<Digest, Digest>, size_t> indices;  // by what a layer is
   std::vector<LayerToAttach> layers;
   for (const MountState& mount : mounts) {
+    for (const LayerDescriptor& layer : mount.record.layers) {
+      if (indices.emplace(KeyOf(layer), layers.size()).second) layers.push_back({layer, nullptr});
+    }
+  }
+  auto blobs = AttachAll(*store_, layers);
+  // Again, with the origin that they will need; that is cheap now.
+  std::map<std::string, std::shared_ptr<Origin>> origins;  // by image
+  std::vector<bool> has_origin(layers.size(), false);
+  std::vector<MountState> incomplete;
+  std::erase_if(mounts, [&](MountState& mount) {
     std::shared_ptr<Origin>& origin = origins[mount.record.description.image];
     if (origin == nullptr) origin = MakeLazyOrigin(mount.record.description.image);
     for (const LayerDescriptor& layer : mount.record.layers) {
-      if (indices.emplace(KeyOf(layer), layers.size()).second) layers.push_back({layer, origin});
-    }
-  }
-  const auto blobs = AttachAll(*store_, layers);
-  std::erase_if(mounts, [&](MountState& mount) {
-    for (const LayerDescriptor& layer : mount.record.layers) {
-      const auto& blob = blobs[indices.at(KeyOf(layer))];
+      const size_t index = indices.at(KeyOf(layer));
+      auto& blob = blobs[index];
+      if (blob.ok() && !has_origin[index]) blob = store_->Attach(layer, origin);
+      has_origin[index] = true;
       if (!blob.ok()) {
-        Lose(mount.record, blob.status(), lost);
+        spdlog::warn("mount {}: {}", mount.id(), std::string(blob.status().message()));
+        mount.blobs.clear();
+        incomplete.push_back(std::move(mount));
         return true;
       }
       mount.blobs.push_back(*blob);
     }
     return false;
   });
+  return incomplete;
 }
 
 void EngineImpl::TakeOverErofs(std::vector<MountState> mounts, const std::string& state,
@@ -150,8 +177,9 @@ void EngineImpl::TakeOverErofs(std::vector<MountState> mounts, const std::string
   absl::Status status = device.valid() && !state.empty()
                             ? absl::OkStatus()
                             : absl::UnavailableError("nobody kept its descriptor");
+  std::vector<MountState> incomplete;
   if (status.ok()) {
-    AttachBlobs(mounts, lost);
+    incomplete = AttachLocalBlobs(mounts);
     std::vector<BlobFs::Directory> directories;
     std::vector<BlobFs::Directory> removed;
     for (const MountState& mount : mounts) {
@@ -163,34 +191,46 @@ void EngineImpl::TakeOverErofs(std::vector<MountState> mounts, const std::string
     status = blob_fs.status();
     if (status.ok()) {
       blob_fs_ = *std::move(blob_fs);
+      ReplaceDevice(kBlobFsRecord, *blob_fs_);
     } else {
       holder_->Remove(kBlobFsRecord).IgnoreError();
     }
   }
-  for (MountState& mount : mounts) {
-    if (status.ok()) {
-      Adopt(std::move(mount));
-    } else {
-      Lose(mount.record, status, lost);
+  for (std::vector<MountState>* list : {&mounts, &incomplete}) {
+    for (MountState& mount : *list) {
+      if (status.ok()) {
+        Adopt(std::move(mount));
+      } else {
+        Lose(mount.record, status, lost);
+      }
     }
   }
 }
 
 void EngineImpl::TakeOverTrees(std::vector<MountState> mounts, std::vector<MountRecord>& lost) {
-  AttachBlobs(mounts, lost);
-  for (MountState& mount : mounts) {
-    if (absl::Status status = TakeOverTree(mount); status.ok()) {
-      Adopt(std::move(mount));
-    } else {
-      holder_->Remove(DescriptorName(mount.record)).IgnoreError();
-      Lose(mount.record, status, lost);
+  std::vector<MountState> incomplete = AttachLocalBlobs(mounts);
+  for (std::vector<MountState>* list : {&mounts, &incomplete}) {
+    for (MountState& mount : *list) {
+      FuseHandover handover{holder_->Take(DescriptorName(mount.record)), mount.record.fuse_state};
+      absl::Status status;
+      if (!handover.device.valid()) {
+        status = absl::UnavailableError("nobody kept its descriptor");
+      } else if (list == &mounts) {
+        status = StartTree(mount, std::move(handover));
+      } else {
+        mount.waiting = std::move(handover);
+      }
+      if (status.ok()) {
+        Adopt(std::move(mount));
+      } else {
+        holder_->Remove(DescriptorName(mount.record)).IgnoreError();
+        Lose(mount.record, status, lost);
+      }
     }
   }
 }
 
-absl::Status EngineImpl::TakeOverTree(MountState& mount) {
-  UniqueFd device = holder_->Take(DescriptorName(mount.record));
-  if (!device.valid()) return absl::UnavailableError("nobody kept its descriptor");
+absl::Status EngineImpl::StartTree(MountState& mount, FuseHandover handover) {
   // The file that the inode numbers are from, even if this engine would build another one.
   ASSIGN_OR_RETURN(mount.metadata, OpenMergedMetadata(mount.record.metadata));
   const MountPaths paths(state_, mount.id(), "");
@@ -201,11 +241,83 @@ absl::Status EngineImpl::TakeOverTree(MountState& mount) {
                                                  .metadata = mount.metadata->mapping.bytes(),
                                                  .blobs = mount.blobs,
                                                  .stats = mount.stats},
-                                                {std::move(device), mount.record.fuse_state}));
+                                                std::move(handover)));
+  ReplaceDevice(DescriptorName(mount.record), *mount.tree);
   return absl::OkStatus();
 }
 
+MountState* EngineImpl::FindById(const std::string& id) {
+  for (auto& [target, mount] : mounts_) {
+    if (mount.id() == id) return &mount;
+  }
+  for (MountState& mount : detached_) {
+    if (mount.id() == id) return &mount;
+  }
+  return nullptr;
+}
+
+// A mount of EROFS gives errors until its blobs are there, one over FUSE waits for the first attempt.
+void EngineImpl::Repair(std::stop_token stop, std::vector<std::string> ids) {
+  std::mutex mutex;
+  std::condition_variable_any stopped;
+  while (true) {
+    std::erase_if(ids, [this](const std::string& id) { return RepairMount(id); });
+    if (ids.empty()) return;
+    std::unique_lock lock(mutex);
+    if (stopped.wait_for(lock, stop, kRepairPause, [&stop] { return stop.stop_requested(); })) {
+      return;
+    }
+  }
+}
+
+// True if nothing more is to be done about it.
+bool EngineImpl::RepairMount(const std::string& id) {
+  std::vector<LayerToAttach> layers;
+  {
+    std::lock_guard lock(mutex_);
+    const MountState* mount = FindById(id);
+    if (mount == nullptr) return true;
+    const auto origin = MakeLazyOrigin(mount->record.description.image);
+    for (const LayerDescriptor& layer : mount->record.layers) layers.push_back({layer, origin});
+  }
+  auto blobs = AttachAll(*store_, layers);  // may wait for the origin
+  std::lock_guard lock(mutex_);
+  MountState* mount = FindById(id);
+  if (mount == nullptr) return true;
+  absl::Status status;
+  for (auto& blob : blobs) {
+    if (status.ok()) status = blob.status();
+    if (blob.ok()) mount->blobs.push_back(*std::move(blob));
+  }
+  if (!status.ok()) mount->blobs.clear();
+  if (status.ok() && mount->is_erofs()) {
+    status = blob_fs_->Add({BlobFsId(mount->record), mount->blobs, mount->stats});
+    if (mount->record.phase == MountRecord::Phase::kDetached) {
+      blob_fs_->Remove(BlobFsId(mount->record));
+    }
+  } else if (status.ok()) {
+    status = StartTree(*mount, *std::exchange(mount->waiting, std::nullopt));
+  }
+  if (status.ok()) {
+    spdlog::info("mount {} is served again", id);
+    return true;
+  }
+  spdlog::error("mount {} at {}: {}", id, mount->target(), std::string(status.message()));
+  if (mount->is_erofs()) return false;
+  mount->waiting.reset();  // its readers get errors
+  holder_->Remove(DescriptorName(mount->record)).IgnoreError();
+  return true;
+}
+
+void EngineImpl::ReplaceDevice(const std::string& name, const FuseFs& fs) {
+  if (!fs.has_new_device()) return;
+  absl::Status status = holder_->Remove(name);
+  if (status.ok()) status = holder_->Store(name, fs.device());
+  if (!status.ok()) spdlog::error("{}", std::string(status.message()));
+}
+
 void EngineImpl::Adopt(MountState mount) {
+  for (const auto& blob : mount.blobs) blob->ShareChunks();
   const bool mounted = mount.record.phase == MountRecord::Phase::kMounted;
   if (mounted && !mounts_.contains(mount.target())) {
     const std::string target = mount.target();

@@ -81,6 +81,7 @@ class BlobFsImpl final : public BlobFs {
   const std::string& mountpoint() const override { return session_->mountpoint(); }
 
   int device() const override { return session_->device(); }
+  bool has_new_device() const override { return session_->has_new_device(); }
   std::string state() const override { return session_->state(); }
   void LeaveMounted() override { session_->LeaveMounted(); }
 

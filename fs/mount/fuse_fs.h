@@ -12,10 +12,13 @@ namespace lamina::fs {
 
 // What the next process needs to serve a mount.
 struct FuseHandover {
-  UniqueFd device;    // the connection's descriptor or a duplicate of it; never a clone, whose
-                      // requests would fail when the last duplicate of the clone is closed
-  std::string state;  // as FuseFs::state() gave it
+  UniqueFd device;         // the connection's descriptor or a duplicate of it
+  std::string state;       // as FuseFs::state() gave it
+  bool can_resend = true;  // false: as if the kernel were older than 6.9, for tests
 };
+
+// True if the connection is gone: unmounted and no longer used, or aborted.
+bool HasEnded(const UniqueFd& device);
 
 // Thread-safe.
 class FuseFs {
@@ -24,6 +27,9 @@ class FuseFs {
 
   // The connection's descriptor, to be duplicated; valid as long as the object.
   virtual int device() const = 0;
+  // True if it is another one than the one that was taken over. All duplicates of that must be closed
+  // for its last readers, which get errors. Only kernels before 6.9 need this.
+  virtual bool has_new_device() const = 0;
   // What was agreed on with the kernel: printable text, the same for the life of the mount.
   virtual std::string state() const = 0;
   // Lets the mount stay when the object goes: requests wait in the kernel for the next process, as

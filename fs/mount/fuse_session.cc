@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -77,6 +78,12 @@ absl::StatusOr<UniqueFd> WatchForEvents(int device, int stop) {
 
 }  // namespace
 
+// The kernel says POLLERR (fs/fuse/dev.c, fuse_dev_poll).
+bool HasEnded(const UniqueFd& device) {
+  pollfd connection{device.get(), 0, 0};
+  return ::poll(&connection, 1, 0) != 0;
+}
+
 absl::StatusOr<std::unique_ptr<FuseSession>> FuseSession::Create(
     const Options& options, const fuse_lowlevel_ops& operations, void* owner) {
   std::unique_ptr<FuseSession> self(new FuseSession(options, owner));
@@ -114,12 +121,11 @@ absl::StatusOr<std::unique_ptr<FuseSession>> FuseSession::TakeOver(
   self->leave_mounted_ = true;  // until it serves
   // Not resolved: whoever waits for this process may have the directory locked.
   self->mountpoint_ = options.mount.mountpoint;
-  RETURN_IF_ERROR(self->UseDevice(std::move(handover.device)), "{}", what);
-  RETURN_IF_ERROR(self->RestoreState(handover.state), "{}", what);
-  pollfd connection{self->device(), 0, 0};
-  if (::poll(&connection, 1, 0) != 0) {
+  if (HasEnded(handover.device)) {
     return absl::UnavailableError(what + ": it was unmounted or aborted");
   }
+  RETURN_IF_ERROR(self->UseDevice(std::move(handover.device)), "{}", what);
+  RETURN_IF_ERROR(self->RestoreState(handover.state), "{}", what);
   // libfuse wants to see the kernel's first request, which was answered long ago. To its reply the
   // kernel says ENOENT, which libfuse takes for an interrupted request's.
   fuse_buf first{};
@@ -128,10 +134,7 @@ absl::StatusOr<std::unique_ptr<FuseSession>> FuseSession::TakeOver(
   ::fuse_session_process_buf(self->session_, &first);
   if (!self->initialized_) return absl::DataLossError(what + ": its recorded state is damaged");
 
-  fuse_out_header resend{.len = sizeof(resend), .error = kNotifyResend, .unique = 0};
-  if (::write(self->device(), &resend, sizeof(resend)) < 0) {
-    return ErrnoStatus(errno, what + ": have requests sent again (needs Linux 6.9)");
-  }
+  RETURN_IF_ERROR(self->ResendRequests(handover.can_resend), "{}", what);
   RETURN_IF_ERROR(self->StartThreads(), "{}", what);
   self->leave_mounted_ = false;
   return self;
@@ -158,6 +161,23 @@ absl::Status FuseSession::UseDevice(UniqueFd device) {
   }
   // For a path of this form libfuse mounts nothing and takes the descriptor over.
   ::fuse_session_mount(session_, fmt::format("/dev/fd/{}", device.Release()).c_str());
+  return absl::OkStatus();
+}
+
+absl::Status FuseSession::ResendRequests(bool can_resend) {
+  fuse_out_header resend{.len = sizeof(resend), .error = kNotifyResend, .unique = 0};
+  if (can_resend && ::write(device(), &resend, sizeof(resend)) > 0) return absl::OkStatus();
+  if (can_resend && errno != EINVAL) return ErrnoStatus(errno, "have requests sent again");
+  // The kernel does not know how. What was read is queued at the descriptor that it was read from:
+  // without it these requests fail, which is better than waiting for ever. The connection needs
+  // another one to go on, then (Linux, fs/fuse/dev.c, fuse_dev_release).
+  ASSIGN_OR_RETURN(const UniqueFd clone, OpenFile("/dev/fuse", O_RDWR | O_NONBLOCK));
+  auto source = static_cast<uint32_t>(device());
+  if (::ioctl(clone.get(), FUSE_DEV_IOC_CLONE, &source) != 0 ||
+      ::dup3(clone.get(), device(), O_CLOEXEC) < 0) {
+    return ErrnoStatus(errno, "clone the FUSE device");
+  }
+  has_new_device_ = true;
   return absl::OkStatus();
 }
 

@@ -43,7 +43,8 @@ class FuseSession {
                                                             void* owner);
   // Serves the connection of a session that has ended with its process, or after LeaveMounted().
   // What that session had read and not answered is asked again, so `operations` must take node ids
-  // and file handles that it gave out. kUnavailable if the connection is gone: unmounted or aborted.
+  // and file handles that it gave out. Before Linux 6.9 the readers of these get errors (FuseFs::
+  // has_new_device). kUnavailable if the connection is gone: unmounted or aborted.
   static absl::StatusOr<std::unique_ptr<FuseSession>> TakeOver(const Options& options,
                                                                FuseHandover handover,
                                                                const fuse_lowlevel_ops& operations,
@@ -55,6 +56,7 @@ class FuseSession {
   // For TakeOver: a descriptor to duplicate, and the text that goes with it.
   int device() const;
   std::string state() const;
+  bool has_new_device() const { return has_new_device_; }  // FuseFs
   // Lets the mount stay when this object goes.
   void LeaveMounted() { leave_mounted_ = true; }
 
@@ -85,6 +87,7 @@ class FuseSession {
   static void Init(void* self, fuse_conn_info* connection);
   absl::Status UseDevice(UniqueFd device);
   absl::Status RestoreState(const std::string& state);
+  absl::Status ResendRequests(bool can_resend);
   absl::Status StartThreads();
   void Serve(int events);
   void KeepInitRequest(const fuse_buf& request);
@@ -99,8 +102,9 @@ class FuseSession {
   std::atomic<unsigned> capabilities_{0};
   std::atomic<bool> ended_{false};
   std::atomic<bool> leave_mounted_{false};
-  std::string init_request_;        // of the kernel, as it was read
-  unsigned negotiated_ = 0;         // what was answered to it: libfuse's `want`
+  std::string init_request_;  // of the kernel, as it was read
+  unsigned negotiated_ = 0;   // what was answered to it: libfuse's `want`
+  bool has_new_device_ = false;
   bool negotiated_before_ = false;  // by the session that had the connection before this one
   UniqueFd stop_;                   // readable (eventfd) once the threads shall end
   std::vector<UniqueFd> events_;    // epoll, one for each thread

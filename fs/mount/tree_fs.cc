@@ -39,6 +39,7 @@ class TreeFsImpl final : public TreeFs {
   explicit TreeFsImpl(erofs::Reader reader) : reader_(std::move(reader)) {}
   bool ended() const override { return session_->ended(); }
   int device() const override { return session_->device(); }
+  bool has_new_device() const override { return session_->has_new_device(); }
   std::string state() const override { return session_->state(); }
   void LeaveMounted() override { session_->LeaveMounted(); }
 

@@ -378,6 +378,31 @@ TEST_F(TakeOverTest, RequestsThatWereReadAndNotAnsweredAreAskedAgain) {
   reader.join();
 }
 
+TEST_F(TakeOverTest, WithoutResendingTheyGetAnErrorAndNothingElseDoes) {
+  ASSERT_TRUE(fs_->Add({7, {a_}, stats_}).ok());
+  const UniqueFd fd(::open(path(7, 1).c_str(), O_RDONLY | O_CLOEXEC));
+  FuseHandover handover = Leave();
+  std::thread reader([&] {
+    char byte = 0;
+    EXPECT_EQ(::pread(fd.get(), &byte, 1, 0), -1);
+    EXPECT_EQ(errno, ECONNABORTED);
+  });
+  std::string request(1 << 21, '\0');
+  ssize_t length = -1;
+  while (length < 0) length = ::read(handover.device.get(), request.data(), request.size());
+  handover.can_resend = false;
+  TakeOver(std::move(handover), {{7, {a_}, stats_}});
+  EXPECT_TRUE(fs_->has_new_device());
+  reader.join();
+  EXPECT_EQ(ReadAt(path(7, 1), 0, 1).value(), "a");
+  char byte = 0;
+  EXPECT_EQ(::pread(fd.get(), &byte, 1, 0), 1);
+  // And once more, with what is the connection's descriptor now.
+  TakeOver(Leave(), {{7, {a_}, stats_}});
+  EXPECT_FALSE(fs_->has_new_device());
+  EXPECT_EQ(ReadAt(path(7, 1), 0, 1).value(), "a");
+}
+
 TEST_F(TakeOverTest, RemovedMountsAreServedToTheirLastUser) {
   ASSERT_TRUE(fs_->Add({7, {a_}, stats_}).ok());
   UniqueFd fd(::open(path(7, 1).c_str(), O_RDONLY | O_CLOEXEC));
