@@ -108,6 +108,7 @@ EngineImpl::EngineImpl(EngineOptions options, UniqueFd lock, std::unique_ptr<Mou
                        std::shared_ptr<chunkstore::NodeIndex> index,
                        std::unique_ptr<chunkstore::BlobStore> store)
     : state_(std::move(options.state)),
+      keeps_nothing_(options.cache.none),
       holder_(std::move(options.holder)),
       lock_(std::move(lock)),
       mounter_(std::move(mounter)),

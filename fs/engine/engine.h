@@ -30,8 +30,8 @@
 #include "chunkstore/registry/settings.h"
 #include "chunkstore/stats.h"
 #include "fs/engine/cache_options.h"
-#include "fs/engine/image_cache.h"
 #include "fs/engine/descriptor_holder.h"
+#include "fs/engine/image_cache.h"
 
 namespace lamina::fs {
 

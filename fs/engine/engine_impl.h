@@ -150,6 +150,7 @@ class EngineImpl : public Engine {
   void CleanUpUnrecorded();
 
   const std::string state_;
+  const bool keeps_nothing_;                        // of content, on the disk
   const std::shared_ptr<DescriptorHolder> holder_;  // may be null
   const UniqueFd lock_;
   const std::unique_ptr<Mounter> mounter_;

@@ -136,23 +136,26 @@ absl::StatusOr<EngineImpl::Leftovers> EngineImpl::ReadRecords(std::string& blob_
 }
 
 // Attaches the blobs of all mounts, each once, as far as what is on the node is enough. Takes the
-// other mounts out of the list and returns them.
+// other mounts out of the list and returns them. If nothing is on the node (--cache=none), readers
+// have to wait for the origin.
 std::vector<MountState> EngineImpl::AttachLocalBlobs(std::vector<MountState>& mounts) {
-  std::map<std::pair<Digest, Digest>, size_t> indices;  // by what a layer is
+  std::map<std::string, std::shared_ptr<Origin>> origins;  // by image
+  std::map<std::pair<Digest, Digest>, size_t> indices;     // by what a layer is
   std::vector<LayerToAttach> layers;
   for (const MountState& mount : mounts) {
+    std::shared_ptr<Origin>& origin = origins[mount.record.description.image];
+    if (origin == nullptr) origin = MakeLazyOrigin(mount.record.description.image);
     for (const LayerDescriptor& layer : mount.record.layers) {
-      if (indices.emplace(KeyOf(layer), layers.size()).second) layers.push_back({layer, nullptr});
+      if (!indices.emplace(KeyOf(layer), layers.size()).second) continue;
+      layers.push_back({layer, keeps_nothing_ ? origin : nullptr});
     }
   }
   auto blobs = AttachAll(*store_, layers);
   // Again, with the origin that they will need; that is cheap now.
-  std::map<std::string, std::shared_ptr<Origin>> origins;  // by image
-  std::vector<bool> has_origin(layers.size(), false);
+  std::vector<bool> has_origin(layers.size(), keeps_nothing_);
   std::vector<MountState> incomplete;
   std::erase_if(mounts, [&](MountState& mount) {
-    std::shared_ptr<Origin>& origin = origins[mount.record.description.image];
-    if (origin == nullptr) origin = MakeLazyOrigin(mount.record.description.image);
+    const std::shared_ptr<Origin>& origin = origins[mount.record.description.image];
     for (const LayerDescriptor& layer : mount.record.layers) {
       const size_t index = indices.at(KeyOf(layer));
       auto& blob = blobs[index];
@@ -317,6 +320,12 @@ void EngineImpl::ReplaceDevice(const std::string& name, const FuseFs& fs) {
 }
 
 void EngineImpl::Adopt(MountState mount) {
+  if (const auto manifest = Digest::Parse(mount.record.description.manifest_digest);
+      manifest.ok()) {
+    mount.image_use = images_.Use({.image = mount.record.description.image,
+                                   .manifest_digest = *manifest,
+                                   .layers = mount.record.layers});
+  }
   for (const auto& blob : mount.blobs) blob->ShareChunks();
   const bool mounted = mount.record.phase == MountRecord::Phase::kMounted;
   if (mounted && !mounts_.contains(mount.target())) {
