@@ -141,9 +141,10 @@ class EngineImpl : public Engine {
   absl::Status StartTree(MountState& mount, FuseHandover handover);
   void StartRepair();
   void Repair(std::stop_token stop, std::vector<std::string> ids);
-  bool RepairMount(const std::string& id);
+  bool RepairMount(const std::string& id, bool may_wait);
   MountState* FindById(const std::string& id);
   void ReplaceDevice(const std::string& name, const FuseFs& fs);
+  std::shared_ptr<void> UseImage(const MountRecord& record);
   void Adopt(MountState mount);
   absl::Status RemoveBlobFs();
   void CleanUp(MountRecord lost);
@@ -171,6 +172,7 @@ class EngineImpl : public Engine {
   std::vector<MountState> detached_;          // gone by name, but they may have users left
   // Of mounts that are gone, by image, while the image has others.
   std::map<std::string, std::shared_ptr<chunkstore::ReadStats>> past_stats_;
+  std::map<std::string, std::shared_ptr<void>> restored_uses_;  // by manifest, while restoring
   bool handed_over_ = false;
   std::jthread repair_;  // fetches tables that were damaged while no engine ran
 };

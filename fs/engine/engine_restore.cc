@@ -17,8 +17,10 @@
 namespace lamina::fs {
 namespace {
 
-// Between attempts to get tables that were damaged.
-constexpr std::chrono::seconds kRepairPause{10};
+// Attempts to get tables that were damaged, and the time between them. What is served over FUSE has
+// its readers wait for so many.
+constexpr std::chrono::seconds kRepairPause{2};
+constexpr int kWaitAttempts = 10;
 
 using chunkstore::Blob;
 using chunkstore::LayerDescriptor;
@@ -91,6 +93,7 @@ absl::Status EngineImpl::RestoreMounts() {
   for (MountRecord& record : left.lost) CleanUp(std::move(record));
   CleanUpUnrecorded();
   ForgetGone();
+  restored_uses_.clear();
   StartRepair();
   return absl::OkStatus();
 }
@@ -259,12 +262,13 @@ MountState* EngineImpl::FindById(const std::string& id) {
   return nullptr;
 }
 
-// A mount of EROFS gives errors until its blobs are there, one over FUSE waits for the first attempt.
+// A mount of EROFS gives errors until its blobs are there.
 void EngineImpl::Repair(std::stop_token stop, std::vector<std::string> ids) {
   std::mutex mutex;
   std::condition_variable_any stopped;
-  while (true) {
-    std::erase_if(ids, [this](const std::string& id) { return RepairMount(id); });
+  for (int attempt = 1;; ++attempt) {
+    const bool may_wait = attempt < kWaitAttempts;
+    std::erase_if(ids, [&](const std::string& id) { return RepairMount(id, may_wait); });
     if (ids.empty()) return;
     std::unique_lock lock(mutex);
     if (stopped.wait_for(lock, stop, kRepairPause, [&stop] { return stop.stop_requested(); })) {
@@ -274,7 +278,7 @@ void EngineImpl::Repair(std::stop_token stop, std::vector<std::string> ids) {
 }
 
 // True if nothing more is to be done about it.
-bool EngineImpl::RepairMount(const std::string& id) {
+bool EngineImpl::RepairMount(const std::string& id, bool may_wait) {
   std::vector<LayerToAttach> layers;
   {
     std::lock_guard lock(mutex_);
@@ -306,7 +310,7 @@ bool EngineImpl::RepairMount(const std::string& id) {
     return true;
   }
   spdlog::error("mount {} at {}: {}", id, mount->target(), std::string(status.message()));
-  if (mount->is_erofs()) return false;
+  if (mount->is_erofs() || (may_wait && mount->waiting.has_value())) return false;
   mount->waiting.reset();  // its readers get errors
   holder_->Remove(DescriptorName(mount->record)).IgnoreError();
   return true;
@@ -319,13 +323,20 @@ void EngineImpl::ReplaceDevice(const std::string& name, const FuseFs& fs) {
   if (!status.ok()) spdlog::error("{}", std::string(status.message()));
 }
 
-void EngineImpl::Adopt(MountState mount) {
-  if (const auto manifest = Digest::Parse(mount.record.description.manifest_digest);
-      manifest.ok()) {
-    mount.image_use = images_.Use({.image = mount.record.description.image,
-                                   .manifest_digest = *manifest,
-                                   .layers = mount.record.layers});
+// One for all mounts of an image, because each writes a file.
+std::shared_ptr<void> EngineImpl::UseImage(const MountRecord& record) {
+  const std::string& digest = record.description.manifest_digest;
+  std::shared_ptr<void>& use = restored_uses_[digest];
+  const auto manifest = Digest::Parse(digest);
+  if (use == nullptr && manifest.ok()) {
+    use = images_.Use(
+        {.image = record.description.image, .manifest_digest = *manifest, .layers = record.layers});
   }
+  return use;
+}
+
+void EngineImpl::Adopt(MountState mount) {
+  mount.image_use = UseImage(mount.record);
   for (const auto& blob : mount.blobs) blob->ShareChunks();
   const bool mounted = mount.record.phase == MountRecord::Phase::kMounted;
   if (mounted && !mounts_.contains(mount.target())) {
