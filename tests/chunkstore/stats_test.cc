@@ -58,5 +58,49 @@ TEST(LatencyHistogramTest, LosesNothingWhenThreadsAddAtOnce) {
   EXPECT_EQ(histogram.count(), 40'000u);
 }
 
+TEST(LatencyHistogramTest, CountsWhatIsBelowABound) {
+  LatencyHistogram histogram;
+  for (const int value : {10, 100, 1'000, 10'000}) histogram.Add(nanoseconds(value));
+  EXPECT_EQ(histogram.CountUpTo(nanoseconds(0)), 0u);
+  EXPECT_EQ(histogram.CountUpTo(nanoseconds(200)), 2u);
+  EXPECT_EQ(histogram.CountUpTo(nanoseconds(1'000'000)), 4u);
+  EXPECT_EQ(histogram.sum(), nanoseconds(11'110));
+}
+
+TEST(ReadStatsTest, SumsHaveEverything) {
+  ReadStats one;
+  one.read_requests = 1;
+  one.read_bytes = 2;
+  one.missed_requests = 3;
+  one.failed_requests = 4;
+  one.errors[5] = 5;
+  one.waiting_requests = 6;
+  one.origin_requests = 7;
+  one.fetched_bytes = 8;
+  one.fetched_frames = 9;
+  one.copied_frames = 10;
+  one.decompressed_bytes = 11;
+  one.written_bytes = 12;
+  one.hit_latency.Add(nanoseconds(13));
+  one.miss_latency.Add(nanoseconds(14));
+  ReadStats sum;
+  one.AddTo(sum);
+  one.AddTo(sum);
+  EXPECT_EQ(sum.read_requests, 2u);
+  EXPECT_EQ(sum.read_bytes, 4u);
+  EXPECT_EQ(sum.missed_requests, 6u);
+  EXPECT_EQ(sum.failed_requests, 8u);
+  EXPECT_EQ(sum.errors[5], 10u);
+  EXPECT_EQ(sum.waiting_requests, 12u);
+  EXPECT_EQ(sum.origin_requests, 14u);
+  EXPECT_EQ(sum.fetched_bytes, 16u);
+  EXPECT_EQ(sum.fetched_frames, 18u);
+  EXPECT_EQ(sum.copied_frames, 20u);
+  EXPECT_EQ(sum.decompressed_bytes, 22u);
+  EXPECT_EQ(sum.written_bytes, 24u);
+  EXPECT_EQ(sum.hit_latency.sum(), nanoseconds(26));
+  EXPECT_EQ(sum.miss_latency.count(), 2u);
+}
+
 }  // namespace
 }  // namespace lamina::chunkstore

@@ -22,6 +22,10 @@ std::string Error(std::string_view text) {
 TEST(Config, EverySettingIsRead) {
   const auto config = ParseConfig(R"(
 state = "/srv/lamina"
+[cache]
+size = "20G"
+free = "7%"
+none = true
 [log]
 level = "debug"
 format = "json"
@@ -38,6 +42,9 @@ drain-seconds = 3
                                   "config.toml");
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->state, "/srv/lamina");
+  EXPECT_EQ(config->cache.size, fs::Amount{.bytes = uint64_t{20} << 30});
+  EXPECT_EQ(config->cache.free, fs::Amount{.percent = 7});
+  EXPECT_TRUE(config->cache.none);
   EXPECT_EQ(config->log_level, "debug");
   EXPECT_TRUE(config->log_json);
   EXPECT_EQ(config->api_socket, "/run/lamina/api.sock");
@@ -60,6 +67,9 @@ TEST(Config, WrongTypesAndValuesAreNamedWithTheirLine) {
   EXPECT_EQ(Error("state = 7\n"), "config.toml:1: state is not a string");
   EXPECT_EQ(Error("state = \"lamina\"\n"), "config.toml:1: state is not an absolute path");
   EXPECT_EQ(Error("state = \"\"\n"), "config.toml:1: state is not an absolute path");
+  EXPECT_THAT(Error("[cache]\nsize = 20\n"), HasSubstr(":2: cache.size is not a size such as"));
+  EXPECT_THAT(Error("[cache]\nfree = \"much\"\n"), HasSubstr("cache.free is not a size such as"));
+  EXPECT_THAT(Error("[cache]\nnone = 1\n"), HasSubstr("cache.none is not true or false"));
   EXPECT_THAT(Error("[log]\nlevel = \"loud\"\n"), HasSubstr(":2: log.level is not one of trace"));
   EXPECT_THAT(Error("[log]\nformat = true\n"), HasSubstr("log.format is not text or json"));
   EXPECT_THAT(Error("[metrics]\nlisten = \"9464\"\n"), HasSubstr("metrics.listen is not unix:"));
@@ -91,14 +101,17 @@ TEST(Config, SampleShowsEverySettingWithItsDefault) {
   ASSERT_TRUE(config.ok()) << config.status();
   const Config defaults;
   EXPECT_EQ(config->state, "/var/lib/lamina");
+  EXPECT_EQ(config->cache.size, defaults.cache.size);
+  EXPECT_EQ(config->cache.free, defaults.cache.free);
+  EXPECT_EQ(config->cache.none, defaults.cache.none);
   EXPECT_EQ(config->log_level, defaults.log_level);
   EXPECT_EQ(config->log_json, defaults.log_json);
   EXPECT_EQ(config->api_socket, defaults.api_socket);
   EXPECT_EQ(config->metrics_listen, defaults.metrics_listen);
   EXPECT_EQ(config->give_up_after, defaults.give_up_after);
   EXPECT_EQ(config->drain_for, defaults.drain_for);
-  for (const char* key : {"state", "level", "format", "socket", "group", "listen",
-                          "give-up-seconds", "drain-seconds"}) {
+  for (const char* key : {"state", "size", "free", "none", "level", "format", "socket", "group",
+                          "listen", "give-up-seconds", "drain-seconds"}) {
     EXPECT_THAT(content.str(), HasSubstr(fmt::format("\n#{} = ", key)));
   }
 }

@@ -3,10 +3,13 @@
 
 import ctypes
 import errno
+import grp
+import json
 import os
 import random
 import shutil
 import signal
+import stat
 import subprocess
 import time
 
@@ -61,7 +64,10 @@ def _(workspace):
     need_root()
     image = workspace.converted(small_image(FILES))
     generator = random.Random(1)
-    with Daemon(workspace) as daemon:
+    # No worker lives long enough here to count as well.
+    config = workspace.path("config.toml")
+    config.write_text("[take-over]\ngive-up-seconds = 3600\n", encoding="utf-8")
+    with Daemon(workspace, f"--config={config}") as daemon:
         directories = mount_all_modes(workspace, image)
         with Readers(directories, FILES) as readers:
             readers.wait_for_progress(16)
@@ -345,3 +351,64 @@ def _(workspace):
         umount_all(workspace, directories)
         check_equal(systemd.control("show", "laminad.service", "--property=NFileDescriptorStore",
                                     "--value"), "1", "descriptors that systemd keeps")
+
+
+@test("daemon.metrics-logs-and-sockets-are-as-configured")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    config = workspace.path("config.toml")
+    api, metrics = workspace.path("api.sock"), workspace.path("metrics.sock")
+    config.write_text(f'[log]\nformat = "json"\n[api]\nsocket = "{api}"\ngroup = "daemon"\n'
+                      f'[metrics]\nlisten = "unix:{metrics}"\n', encoding="utf-8")
+
+    def value(name):
+        text = subprocess.run(["curl", "-sS", "--fail", "--unix-socket", metrics,
+                               "http://localhost/metrics"], check=True, capture_output=True,
+                              text=True, timeout=60).stdout
+        return {line.split(" ")[0]: float(line.split(" ")[1]) for line in text.splitlines()
+                if not line.startswith("#")}[f'{name}{{image="{image}"}}']
+
+    with Daemon(workspace, f"--config={config}") as daemon:
+        check_equal(stat.S_IMODE(os.stat(api).st_mode), 0o660, "mode of the API's socket")
+        check_equal(os.stat(api).st_gid, grp.getgrnam("daemon").gr_gid, "its group")
+        check_equal(stat.S_IMODE(os.stat(metrics).st_mode), 0o600, "mode of the metrics' socket")
+        with workspace.mounted(image) as mounted:
+            expect_content(mounted)
+            stats = workspace.stats(mounted)[0]
+            check_equal(value("lamina_read_bytes_total"), stats["read_bytes"], "bytes read")
+            check_equal(value("lamina_fetched_bytes_total"), stats["fetched_bytes"], "bytes fetched")
+            daemon.wait_for_successor(daemon.kill_worker())
+            check_equal(value("lamina_mounts"), 1, "mounts, asked through the same socket")
+            expect_content(mounted)
+    for line in daemon.log_text().splitlines():
+        check_equal(sorted(json.loads(line)), ["level", "message", "process", "time"], "keys")
+    check(not api.exists() and not metrics.exists(), "sockets are left")
+
+
+@test("daemon.wrong-configurations-are-refused-by-line")
+def _(workspace):
+    config = workspace.path("config.toml")
+    for text, error in (('[log]\nlevle = "info"\n', ":2: log.levle is not a setting of laminad"),
+                        ("state = 7\n", ":1: state is not a string"), ("[", ":1: ")):
+        config.write_text(text, encoding="utf-8")
+        result = subprocess.run([program("LAMINAD"), f"--config={config}"], check=False,
+                                capture_output=True, text=True, timeout=60)
+        check_equal(result.returncode, 1, "exit code")
+        check(f"{config}{error}" in result.stderr, result.stderr)
+    result = subprocess.run([program("LAMINAD"), "--config=/nonexistent"], check=False,
+                            capture_output=True, text=True, timeout=60)
+    check("/nonexistent" in result.stderr and result.returncode == 1, result.stderr)
+
+
+@test("daemon.state-directory-has-one-daemon")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    with Daemon(workspace):
+        result = subprocess.run([program("LAMINAD"), f"--state={workspace.state}"], check=False,
+                                capture_output=True, text=True, timeout=60)
+        check("in use" in result.stderr and result.returncode == 1, result.stderr)
+        workspace.lamina("serve", f"--state={workspace.state}", status=1)
+        with workspace.mounted(image) as mounted:  # the socket is still the daemon's
+            expect_content(mounted)

@@ -58,6 +58,24 @@ Setter Seconds(std::chrono::seconds Config::*field) {
   };
 }
 
+Setter SizeOf(fs::Amount fs::CacheOptions::*field) {
+  return [field](const toml::node& node, Config& config) -> std::optional<std::string> {
+    const auto text = node.value_exact<std::string>();
+    const auto amount =
+        text ? fs::ParseAmount(*text) : absl::StatusOr<fs::Amount>(absl::UnknownError(""));
+    if (!amount.ok()) return "a size such as \"20G\", or a share of the disk such as \"50%\"";
+    config.cache.*field = *amount;
+    return std::nullopt;
+  };
+}
+
+std::optional<std::string> SetCacheNone(const toml::node& node, Config& config) {
+  const auto value = node.value_exact<bool>();
+  if (!value) return "true or false";
+  config.cache.none = *value;
+  return std::nullopt;
+}
+
 std::optional<std::string> SetLevel(const toml::node& node, Config& config) {
   constexpr std::string_view kLevels[] = {"trace", "debug", "info", "warning", "error"};
   const auto value = node.value_exact<std::string>();
@@ -87,6 +105,9 @@ std::optional<std::string> SetListen(const toml::node& node, Config& config) {
 std::vector<Key> AllKeys() {
   return {
       {"", "state", AbsolutePath(&Config::state, /*may_be_empty=*/false)},
+      {"cache", "size", SizeOf(&fs::CacheOptions::size)},
+      {"cache", "free", SizeOf(&fs::CacheOptions::free)},
+      {"cache", "none", SetCacheNone},
       {"log", "level", SetLevel},
       {"log", "format", SetFormat},
       {"api", "socket", AbsolutePath(&Config::api_socket, /*may_be_empty=*/true)},

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "chunkstore/base/status.h"
+#include "fs/engine/cache_options.h"
 
 namespace lamina::daemon {
 
@@ -16,6 +17,8 @@ inline constexpr const char* kDefaultConfigPath = "/etc/lamina/config.toml";
 
 struct Config {
   std::string state;  // fs::DefaultStateDirectory() if the file does not say
+
+  fs::CacheOptions cache;
 
   std::string log_level = "info";  // as spdlog names them
   bool log_json = false;           // one JSON object a line

@@ -68,6 +68,7 @@ absl::Status RunWorker(const Config& config) {
       std::make_shared<fs::DescriptorHolder>(std::move(descriptors), std::move(notify));
   fs::ServerOptions options;
   options.engine.state = config.state;
+  options.engine.cache = config.cache;
   options.engine.holder = holder;
   options.start_services = [holder](fs::Engine& engine) { return StartServices(*holder, engine); };
   options.ready = [holder] {
