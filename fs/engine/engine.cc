@@ -242,6 +242,7 @@ absl::StatusOr<MountState> EngineImpl::Prepare(const MountRequest& request) {
   MountState mount;
   mount.record.writable_dir = request.writable_dir;
   mount.record.token = request.token;
+  mount.record.registry = request.registry;
   mount.record.description = {.image = request.image,
                               .target = request.target,
                               .transport = choice.transport,
@@ -251,10 +252,7 @@ absl::StatusOr<MountState> EngineImpl::Prepare(const MountRequest& request) {
   if (mount.record.description.writable && ::geteuid() != 0) {
     return absl::FailedPreconditionError("a writable mount needs root (overlayfs)");
   }
-  RegistryAccess access{.settings = request.registry};
-  if (request.image.starts_with("docker:")) {
-    ASSIGN_OR_RETURN(access.client, HttpClient());
-  }
+  ASSIGN_OR_RETURN(const RegistryAccess access, AccessFor(request.image, request.registry));
   ASSIGN_OR_RETURN(const Image image, OpenImage(request.image, oci::Platform::Host(), access));
   mount.record.description.manifest_digest = image.manifest_digest.ToString();
   mount.image_use = images_.Use(RecordOf(image));
@@ -269,6 +267,15 @@ absl::StatusOr<MountState> EngineImpl::Prepare(const MountRequest& request) {
   mount.record.metadata = mount.metadata->path;
   mount.stats = std::make_shared<ReadStats>();
   return mount;
+}
+
+absl::StatusOr<RegistryAccess> EngineImpl::AccessFor(const std::string& image,
+                                                     const registry::Settings& settings) {
+  RegistryAccess access{.settings = settings};
+  if (image.starts_with("docker:")) {
+    ASSIGN_OR_RETURN(access.client, HttpClient());
+  }
+  return access;
 }
 
 absl::StatusOr<std::shared_ptr<http::Client>> EngineImpl::HttpClient() {

@@ -22,6 +22,7 @@
 #include "fs/engine/engine.h"
 #include "fs/engine/metadata_cache.h"
 #include "fs/engine/mount_record.h"
+#include "fs/image/image.h"
 #include "fs/mount/blob_fs.h"
 #include "fs/mount/mount.h"
 #include "fs/mount/mounter.h"
@@ -114,6 +115,8 @@ class EngineImpl : public Engine {
   absl::StatusOr<MountState> Prepare(const MountRequest& request);
   // One for all images; made when the first comes from a registry.
   absl::StatusOr<std::shared_ptr<http::Client>> HttpClient();
+  absl::StatusOr<RegistryAccess> AccessFor(const std::string& image,
+                                           const registry::Settings& settings);
   // The rest: with mutex_ held.
   absl::Status Assemble(const MountRequest& request, MountState& mount);
   absl::Status StartBlobFs();
@@ -134,6 +137,7 @@ class EngineImpl : public Engine {
 
   // In engine_restore.cc.
   absl::StatusOr<Leftovers> ReadRecords(std::string& blob_fs_state);
+  std::shared_ptr<chunkstore::Origin> OriginOf(const MountRecord& record);
   std::vector<MountState> AttachLocalBlobs(std::vector<MountState>& mounts);
   void TakeOverErofs(std::vector<MountState> mounts, const std::string& state,
                      std::vector<MountRecord>& lost);

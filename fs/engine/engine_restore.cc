@@ -138,6 +138,12 @@ absl::StatusOr<EngineImpl::Leftovers> EngineImpl::ReadRecords(std::string& blob_
   return left;
 }
 
+std::shared_ptr<Origin> EngineImpl::OriginOf(const MountRecord& record) {
+  const std::string& image = record.description.image;
+  return MakeLazyOrigin(
+      image, [this, image, settings = record.registry] { return AccessFor(image, settings); });
+}
+
 // Attaches the blobs of all mounts, each once, as far as what is on the node is enough. Takes the
 // other mounts out of the list and returns them. If nothing is on the node (--cache=none), readers
 // have to wait for the origin.
@@ -147,7 +153,7 @@ std::vector<MountState> EngineImpl::AttachLocalBlobs(std::vector<MountState>& mo
   std::vector<LayerToAttach> layers;
   for (const MountState& mount : mounts) {
     std::shared_ptr<Origin>& origin = origins[mount.record.description.image];
-    if (origin == nullptr) origin = MakeLazyOrigin(mount.record.description.image);
+    if (origin == nullptr) origin = OriginOf(mount.record);
     for (const LayerDescriptor& layer : mount.record.layers) {
       if (!indices.emplace(KeyOf(layer), layers.size()).second) continue;
       layers.push_back({layer, keeps_nothing_ ? origin : nullptr});
@@ -284,7 +290,7 @@ bool EngineImpl::RepairMount(const std::string& id, bool may_wait) {
     std::lock_guard lock(mutex_);
     const MountState* mount = FindById(id);
     if (mount == nullptr) return true;
-    const auto origin = MakeLazyOrigin(mount->record.description.image);
+    const auto origin = OriginOf(mount->record);
     for (const LayerDescriptor& layer : mount->record.layers) layers.push_back({layer, origin});
   }
   auto blobs = AttachAll(*store_, layers);  // may wait for the origin

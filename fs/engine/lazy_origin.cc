@@ -5,8 +5,6 @@
 #include <mutex>
 #include <utility>
 
-#include "fs/image/image.h"
-
 namespace lamina::fs {
 namespace {
 
@@ -15,7 +13,8 @@ using chunkstore::OriginObject;
 
 class LazyOrigin final : public Origin {
  public:
-  explicit LazyOrigin(std::string reference) : reference_(std::move(reference)) {}
+  LazyOrigin(std::string reference, std::function<absl::StatusOr<RegistryAccess>()> access)
+      : reference_(std::move(reference)), access_(std::move(access)) {}
 
   std::string name() const override { return reference_; }
 
@@ -31,7 +30,8 @@ class LazyOrigin final : public Origin {
   absl::StatusOr<std::shared_ptr<Origin>> Get() {
     std::lock_guard lock(mutex_);
     if (origin_ == nullptr) {
-      ASSIGN_OR_RETURN(const Image image, OpenImage(reference_, oci::Platform::Host()));
+      ASSIGN_OR_RETURN(const RegistryAccess access, access_());
+      ASSIGN_OR_RETURN(const Image image, OpenImage(reference_, oci::Platform::Host(), access));
       origin_ = image.origin;
       preferred_request_size_ = origin_->preferred_request_size();
     }
@@ -39,6 +39,7 @@ class LazyOrigin final : public Origin {
   }
 
   const std::string reference_;
+  const std::function<absl::StatusOr<RegistryAccess>()> access_;
   std::atomic<uint64_t> preferred_request_size_{0};
   std::mutex mutex_;
   std::shared_ptr<Origin> origin_;
@@ -46,8 +47,9 @@ class LazyOrigin final : public Origin {
 
 }  // namespace
 
-std::shared_ptr<Origin> MakeLazyOrigin(std::string reference) {
-  return std::make_shared<LazyOrigin>(std::move(reference));
+std::shared_ptr<Origin> MakeLazyOrigin(std::string reference,
+                                       std::function<absl::StatusOr<RegistryAccess>()> access) {
+  return std::make_shared<LazyOrigin>(std::move(reference), std::move(access));
 }
 
 }  // namespace lamina::fs

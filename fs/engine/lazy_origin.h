@@ -5,16 +5,19 @@
 #ifndef LAMINA_FS_ENGINE_LAZY_ORIGIN_H_
 #define LAMINA_FS_ENGINE_LAZY_ORIGIN_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "chunkstore/origin.h"
+#include "fs/image/image.h"
 
 namespace lamina::fs {
 
-// `reference` as in OpenImage. An origin that cannot be opened is an error of that read; the next
-// one tries again.
-std::shared_ptr<chunkstore::Origin> MakeLazyOrigin(std::string reference);
+// `reference` as in OpenImage; `access` is called when it is opened. An origin that cannot be opened
+// is an error of that read; the next one tries again.
+std::shared_ptr<chunkstore::Origin> MakeLazyOrigin(
+    std::string reference, std::function<absl::StatusOr<RegistryAccess>()> access);
 
 }  // namespace lamina::fs
 

@@ -96,14 +96,11 @@ absl::StatusOr<registry::Settings> ParseRegistrySettings(const json& object) {
 }
 
 json ToJson(const MountRequest& request) {
-  return {{"image", request.image},
-          {"target", request.target},
-          {"loop", request.loop},
-          {"transport", TransportName(request.transport)},
-          {"writable", request.writable},
-          {"writable_dir", request.writable_dir},
-          {"token", request.token},
-          {"registry", ToJson(request.registry, Secrets::kIncluded)}};
+  return {
+      {"image", request.image},       {"target", request.target},
+      {"loop", request.loop},         {"transport", TransportName(request.transport)},
+      {"writable", request.writable}, {"writable_dir", request.writable_dir},
+      {"token", request.token},       {"registry", ToJson(request.registry, Secrets::kIncluded)}};
 }
 
 json ToJson(const MountDescription& mount) {

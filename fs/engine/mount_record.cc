@@ -47,6 +47,10 @@ absl::StatusOr<MountRecord> Parse(const json& object) {
   ASSIGN_OR_RETURN(record.description, ParseMountDescription(object));
   ASSIGN_OR_RETURN(record.writable_dir, StringField(object, "writable_dir"));
   ASSIGN_OR_RETURN(record.token, StringField(object, "token"));
+  // Fields that are added must not be missed: records may be of an older version.
+  if (const auto registry = object.find("registry"); registry != object.end()) {
+    ASSIGN_OR_RETURN(record.registry, ParseRegistrySettings(*registry));
+  }
   ASSIGN_OR_RETURN(record.kernel_id, NumberField(object, "kernel_id"));
   ASSIGN_OR_RETURN(record.metadata, StringField(object, "metadata"));
   ASSIGN_OR_RETURN(record.fuse_state, StringField(object, "fuse_state"));
@@ -70,6 +74,7 @@ std::string SerializeMountRecord(const MountRecord& record) {
   }
   object["writable_dir"] = record.writable_dir;
   object["token"] = record.token;
+  object["registry"] = ToJson(record.registry, Secrets::kLeftOut);
   object["kernel_id"] = record.kernel_id;
   object["metadata"] = record.metadata;
   object["fuse_state"] = record.fuse_state;

@@ -23,7 +23,8 @@ struct MountRecord {
   Phase phase = Phase::kMounting;
   MountDescription description;
   std::string writable_dir;
-  std::string token;  // of the request
+  std::string token;            // of the request
+  registry::Settings registry;  // of the request, without secrets: those are in no file of ours
   std::vector<chunkstore::LayerDescriptor> layers;
   // From here on: not while kMounting.
   uint64_t kernel_id = 0;  // of the mount at the target, in mountinfo
