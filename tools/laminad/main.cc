@@ -116,6 +116,7 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   options.config_given = config->count() > 0;
 
+  lamina::daemon::SetUpLogging({});  // until the configuration is read
   const absl::Status status =
       lamina::daemon::Run(options, std::vector<std::string>(argv + 1, argv + argc));
   if (status.ok()) return 0;
