@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "chunkstore/base/file.h"
+#include "chunkstore/bulk_fetch.h"
 #include "chunkstore/chunk_copier.h"
 #include "chunkstore/directory_lock.h"
 #include "chunkstore/fetch_pool.h"
@@ -97,6 +98,9 @@ class BlobStoreImpl : public BlobStore {
   }
   void Shrink(uint64_t bytes) override { shared_.cache->Shrink(bytes); }
   absl::Status Remove(const Digest& digest) override;
+  void FetchPacked(std::shared_ptr<OriginObject> pack, std::vector<PackedFrame> frames,
+                   Priority priority, std::shared_ptr<ReadStats> stats, std::stop_token stop,
+                   std::function<void(absl::Status)> done) override;
 
  private:
   // One for each digest that is open, or being opened by a thread that holds the mutex.
@@ -152,6 +156,23 @@ absl::StatusOr<std::shared_ptr<Blob>> BlobStoreImpl::Attach(const LayerDescripto
         descriptor.section_table_digest.ToString()));
   }
   return blob->NewHandle();
+}
+
+void BlobStoreImpl::FetchPacked(std::shared_ptr<OriginObject> pack, std::vector<PackedFrame> frames,
+                                Priority priority, std::shared_ptr<ReadStats> stats,
+                                std::stop_token stop, std::function<void(absl::Status)> done) {
+  BulkFetch::Options options{.pack = std::move(pack),
+                             .since = shared_.cache->Tick(),
+                             .priority = priority,
+                             .stats = std::move(stats),
+                             .stop = std::move(stop),
+                             .done = std::move(done)};
+  for (const PackedFrame& packed : frames) {
+    // Not the user's handle: a task in the queue does not count as a user.
+    auto& blob = static_cast<StoredBlob&>(*packed.blob);
+    options.frames.push_back({blob.shared_from_this(), packed.frame, packed.offset});
+  }
+  shared_.pool->Add(std::make_shared<BulkFetch>(std::move(options)));
 }
 
 absl::StatusOr<std::unique_ptr<LocalBlob>> BlobStoreImpl::OpenLocal(

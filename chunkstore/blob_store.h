@@ -31,6 +31,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -43,7 +44,13 @@
 
 namespace lamina::chunkstore {
 
-enum class Priority { kForeground, kPrefetch };
+// Who a fetch is for: a reader that waits; a reader that will soon want it (readahead); a start that
+// was recorded or is expected, with large requests; nobody in particular.
+enum class Priority { kForeground, kPrefetch, kBulk, kIdle };
+
+// Compressed bytes that FetchBulk has under way at once, for each call: a reader that wants a frame
+// of it waits for as much at the most.
+inline constexpr uint64_t kBulkWindow = 8 << 20;
 
 // An attached blob. Thread-safe. Keeps what it needs of the store alive.
 class Blob {
@@ -96,6 +103,18 @@ class Blob {
   virtual absl::Status ReadThrough(uint64_t offset, std::span<std::byte> into,
                                    ReadStats& stats) = 0;
 
+  // Fetches those frames from `first` to before `end` that are neither on the node nor under way
+  // when it begins, with requests as large as kBulkWindow: neighbours, and frames with little
+  // between them, are one. `priority` is kBulk or kIdle. Ends early when `stop` is requested. `done`
+  // is called once, from a thread of the store, which it must not block, and gets the first error;
+  // a reader that came to wait for one of the frames gets an error only if fetching the frame by
+  // itself fails as well. `stats` may be null.
+  virtual void FetchBulk(uint32_t first, uint32_t end, Priority priority,
+                         std::shared_ptr<ReadStats> stats, std::stop_token stop,
+                         std::function<void(absl::Status)> done) = 0;
+
+  // Whether a frame is in the data file, verified or not.
+  virtual bool Present(uint32_t frame) const = 0;
   // Frames in the data file (verified or not), and their uncompressed bytes.
   virtual uint64_t present_frames() const = 0;
   virtual uint64_t present_bytes() const = 0;
@@ -155,6 +174,18 @@ class BlobStore {
   // Removes a blob with everything that is known of it. kNotFound if it is not in the store,
   // kFailedPrecondition if it is attached.
   virtual absl::Status Remove(const Digest& digest) = 0;
+  // A frame of a blob as an object other than the blob holds it: the same bytes, `offset` into it.
+  struct PackedFrame {
+    std::shared_ptr<Blob> blob;  // of this store
+    uint32_t frame = 0;
+    uint64_t offset = 0;
+  };
+  // Blob::FetchBulk for frames that are also in `pack`, in the order of their offsets. Each is
+  // checked against its blob's frame table: what the pack has wrong is not taken, and comes from
+  // the blob's origin if a reader waits for it.
+  virtual void FetchPacked(std::shared_ptr<OriginObject> pack, std::vector<PackedFrame> frames,
+                           Priority priority, std::shared_ptr<ReadStats> stats,
+                           std::stop_token stop, std::function<void(absl::Status)> done) = 0;
 };
 
 }  // namespace lamina::chunkstore

@@ -72,7 +72,7 @@ class HashedObject {
   }
 
  private:
-  const std::unique_ptr<BlobOutput> output_;
+  std::unique_ptr<BlobOutput> output_;
   Hasher hasher_;
   uint64_t size_ = 0;
 };
@@ -91,6 +91,11 @@ class ChunkSet {
   ChunkSet& operator=(const ChunkSet&) = delete;
 
   const std::vector<ChunkRecord>& chunks() const { return chunks_; }
+  // Chunks are not looked for afterwards.
+  void Replace(std::vector<ChunkRecord> chunks) {
+    indices_.clear();
+    chunks_ = std::move(chunks);
+  }
 
   std::optional<uint32_t> FindBlock(const Key& key) const {
     const auto found = indices_.find(key);
@@ -221,6 +226,41 @@ class Writer final : public BlobWriter {
       hasher.Update(std::as_bytes(std::span(chunk.digest)));
     }
     return hasher.Finish();
+  }
+
+  absl::StatusOr<std::vector<MovedBlocks>> Rearrange(const UniqueFd& written,
+                                                     std::unique_ptr<BlobOutput> output,
+                                                     std::span<const uint32_t> first) override {
+    RETURN_IF_ERROR(Require(State::kBetweenFiles));
+    state_ = State::kUsedUp;  // unless all of it succeeds
+    RETURN_IF_ERROR(SubmitFrame());
+    RETURN_IF_ERROR(frames_->Flush());
+    Arrangement arrangement = Arrange(frame_records_, chunks_.chunks(), first);
+
+    object_ = HashedObject(std::move(output));
+    const std::vector<FrameRecord> old_frames = std::exchange(frame_records_, {});
+    frame_end_ = 0;
+    std::vector<std::byte> bytes;
+    for (const uint32_t index : arrangement.frames) {
+      FrameRecord record = old_frames[index];
+      bytes.resize(record.length);
+      RETURN_IF_ERROR(ReadFull(written.get(), record.offset, bytes), "blob");
+      record.offset = object_.size();
+      record.first_block = frame_end_;
+      RETURN_IF_ERROR(object_.Append(bytes));
+      frame_records_.push_back(record);
+      frame_end_ += record.blocks;
+    }
+    std::vector<ChunkRecord> chunks;
+    uint32_t block = 0;
+    for (const uint32_t index : arrangement.chunks) {
+      chunks.push_back(chunks_.chunks()[index]);
+      chunks.back().first_block = block;
+      block += static_cast<uint32_t>(RoundUpToBlock(chunks.back().length) / kBlockSize);
+    }
+    chunks_.Replace(std::move(chunks));
+    state_ = State::kBetweenFiles;
+    return std::move(arrangement.moves);
   }
 
   absl::StatusOr<BlobInfo> Finish(std::span<const std::byte> metadata) override {

@@ -17,6 +17,7 @@
 #include "chunkstore/base/file.h"
 #include "chunkstore/base/status.h"
 #include "chunkstore/blob_output.h"
+#include "chunkstore/rearrange.h"
 
 namespace lamina::chunkstore {
 
@@ -82,6 +83,14 @@ class BlobWriter {
   // SHA-256 over the digests of the stored chunks in order: a name for the content alone, used
   // where something inside the blob must name the blob.
   virtual Digest content_digest() const = 0;
+
+  // Goes on with another output, in which the frames `first` come first and the others behind them in
+  // their old order (rearrange.h). Once, when all files are written. `written` is the file that Create
+  // was given, open for reading; it is not used again. The placements given so far are those before
+  // the move; content_digest() is that of the new order.
+  virtual absl::StatusOr<std::vector<MovedBlocks>> Rearrange(const UniqueFd& written,
+                                                             std::unique_ptr<BlobOutput> output,
+                                                             std::span<const uint32_t> first) = 0;
 
   // Flushes, writes tables and `metadata` (stored compressed) and syncs. The writer is used up.
   virtual absl::StatusOr<BlobInfo> Finish(std::span<const std::byte> metadata) = 0;

@@ -27,7 +27,8 @@ void Scratch::Release() {
 }
 
 FetchPool::FetchPool(int threads) {
-  max_prefetching_ = static_cast<size_t>(std::max(threads - 1, 1));
+  max_not_foreground_ = static_cast<size_t>(std::max(threads - 1, 1));
+  max_bulk_ = static_cast<size_t>(std::max(threads / 2, 1));
   for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Work(); });
 }
 
@@ -37,8 +38,8 @@ void FetchPool::Add(std::shared_ptr<Task> task) {
   {
     std::lock_guard lock(mutex_);
     if (!stopped_) {
-      Queue& queue = task->priority_ == Priority::kForeground ? foreground_ : prefetch_;
-      queue.push_back(std::move(task));
+      Queue& queued = queue(task->priority_);
+      queued.push_back(std::move(task));
       wake_.notify_one();
       return;
     }
@@ -49,11 +50,11 @@ void FetchPool::Add(std::shared_ptr<Task> task) {
 void FetchPool::Promote(Task& task) {
   std::lock_guard lock(mutex_);
   if (task.priority_ == Priority::kForeground) return;
-  task.priority_ = Priority::kForeground;
-  const auto queued = std::ranges::find(prefetch_, &task, &std::shared_ptr<Task>::get);
-  if (queued == prefetch_.end()) return;
-  foreground_.push_back(std::move(*queued));
-  prefetch_.erase(queued);
+  Queue& from = queue(std::exchange(task.priority_, Priority::kForeground));
+  const auto queued = std::ranges::find(from, &task, &std::shared_ptr<Task>::get);
+  if (queued == from.end()) return;
+  queue(Priority::kForeground).push_back(std::move(*queued));
+  from.erase(queued);
   wake_.notify_one();
 }
 
@@ -63,48 +64,54 @@ void FetchPool::Stop() {
     std::lock_guard lock(mutex_);
     if (stopped_) return;
     stopped_ = true;
-    left = std::exchange(foreground_, {});
-    std::ranges::move(std::exchange(prefetch_, {}), std::back_inserter(left));
+    for (Queue& queue : queues_)
+      std::ranges::move(std::exchange(queue, {}), std::back_inserter(left));
     wake_.notify_all();
   }
   for (std::thread& thread : threads_) thread.join();
   for (const std::shared_ptr<Task>& task : left) task->Abandon(Stopped());
 }
 
-bool FetchPool::MayRun() const {
-  return stopped_ || !foreground_.empty() ||
-         (!prefetch_.empty() && prefetching_ < max_prefetching_);
+bool FetchPool::HasRoom(Priority priority) const {
+  if (priority == Priority::kForeground) return true;
+  const size_t bulk = running(Priority::kBulk) + running(Priority::kIdle);
+  if (running(Priority::kPrefetch) + bulk >= max_not_foreground_) return false;
+  if (priority == Priority::kPrefetch) return true;
+  if (priority == Priority::kIdle && running(Priority::kForeground) > 0) return false;
+  return bulk < max_bulk_;
 }
 
-std::shared_ptr<FetchPool::Task> FetchPool::Take() {
-  Queue& queue = foreground_.empty() ? prefetch_ : foreground_;
-  std::shared_ptr<Task> task = std::move(queue.front());
-  queue.pop_front();
-  return task;
+std::optional<Priority> FetchPool::Next() const {
+  for (size_t i = 0; i < kPriorities; ++i) {
+    const auto priority = static_cast<Priority>(i);
+    if (!queues_[i].empty() && HasRoom(priority)) return priority;
+  }
+  return std::nullopt;
 }
 
 void FetchPool::Work() {
   Scratch scratch;
   std::unique_lock lock(mutex_);
   while (true) {
-    if (!wake_.wait_for(lock, kIdleTime, [this] { return MayRun(); })) {
+    const auto may_run = [this] { return stopped_ || Next().has_value(); };
+    if (!wake_.wait_for(lock, kIdleTime, may_run)) {
       lock.unlock();
       scratch.Release();
       lock.lock();
-      wake_.wait(lock, [this] { return MayRun(); });
+      wake_.wait(lock, may_run);
     }
     if (stopped_) return;
-    const bool prefetching = foreground_.empty();
-    std::shared_ptr<Task> task = Take();
-    prefetching_ += prefetching ? 1 : 0;
+    const Priority priority = *Next();
+    std::shared_ptr<Task> task = std::move(queue(priority).front());
+    queue(priority).pop_front();
+    ++running_[static_cast<size_t>(priority)];
     lock.unlock();
     task->Run(scratch);
     task.reset();  // may free a blob, so not under the lock
     lock.lock();
-    if (!prefetching) continue;
-    --prefetching_;
-    // This thread may go on with a foreground task, so another one gets the free place.
-    if (!prefetch_.empty()) wake_.notify_one();
+    --running_[static_cast<size_t>(priority)];
+    // This thread may go on with a foreground task, so another one gets the place that came free.
+    if (Next().has_value()) wake_.notify_one();
   }
 }
 

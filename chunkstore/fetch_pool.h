@@ -4,11 +4,13 @@
 #ifndef LAMINA_CHUNKSTORE_FETCH_POOL_H_
 #define LAMINA_CHUNKSTORE_FETCH_POOL_H_
 
+#include <array>
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <thread>
 #include <vector>
@@ -36,8 +38,10 @@ class Scratch {
   Mapping frame_;
 };
 
-// Runs foreground tasks before prefetch tasks, each kind in the order it was added. One thread is
-// kept free of prefetch tasks, which may wait long for a slow origin. Thread-safe.
+// Runs tasks by their priority, those of one priority in the order they were added. One thread is
+// kept for foreground tasks, as others may wait long for a slow origin; bulk and idle tasks, which
+// are long, have half of the threads at the most, and idle tasks begin only while no foreground task
+// runs. Thread-safe.
 class FetchPool {
  public:
   class Task {
@@ -66,16 +70,22 @@ class FetchPool {
  private:
   using Queue = std::deque<std::shared_ptr<Task>>;
 
+  static constexpr size_t kPriorities = 4;
+
   void Work();
-  bool MayRun() const;
-  std::shared_ptr<Task> Take();
+  // All below: with mutex_ held.
+  Queue& queue(Priority priority) { return queues_[static_cast<size_t>(priority)]; }
+  size_t running(Priority priority) const { return running_[static_cast<size_t>(priority)]; }
+  bool HasRoom(Priority priority) const;
+  // The priority of the task to run next, if there is one.
+  std::optional<Priority> Next() const;
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  Queue foreground_;
-  Queue prefetch_;
-  size_t max_prefetching_ = 1;
-  size_t prefetching_ = 0;  // threads that run a prefetch task
+  std::array<Queue, kPriorities> queues_;
+  std::array<size_t, kPriorities> running_{};  // threads that run a task of that priority
+  size_t max_not_foreground_ = 1;
+  size_t max_bulk_ = 1;
   bool stopped_ = false;
   std::vector<std::thread> threads_;
 };

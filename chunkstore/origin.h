@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -30,6 +31,16 @@ class OriginObject {
   // An error means that the content of every `into` is undefined. A range past the end of the
   // object is kDataLoss. It may block for as long as the origin's own time limits allow.
   virtual absl::Status Read(std::span<const RangeRead> ranges) = 0;
+
+  // Takes the next bytes of a stream.
+  using Sink = std::function<absl::Status(std::span<const std::byte>)>;
+  // Reads `length` bytes from `offset` on and gives them to `sink` in order, piece by piece, as
+  // they arrive, with as few requests as there can be. Ends with the sink's error if that has one.
+  // `buffer` is for the origin's use and not empty. An origin that does not know better reads 4 MiB
+  // at a time into memory of its own and gives them to `sink` when they are all there: whoever waits
+  // for the first of them waits for the last.
+  virtual absl::Status Stream(uint64_t offset, uint64_t length, std::span<std::byte> buffer,
+                              const Sink& sink);
 };
 
 class Origin {

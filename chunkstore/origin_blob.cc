@@ -56,10 +56,29 @@ absl::Status OriginBlob::Read(std::span<const RangeRead> ranges) {
   ASSIGN_OR_RETURN(const std::shared_ptr<OriginObject> object, Object());
   absl::Status status = object->Read(ranges);
   if (status.ok()) return status;
+  Drop(object);
+  return Annotate(std::move(status), name());
+}
+
+absl::Status OriginBlob::Stream(uint64_t offset, uint64_t length, std::span<std::byte> buffer,
+                                const OriginObject::Sink& sink) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<OriginObject> object, Object());
+  bool refused = false;
+  absl::Status status =
+      object->Stream(offset, length, buffer, [&](std::span<const std::byte> piece) {
+        absl::Status taken = sink(piece);
+        refused = !taken.ok();
+        return taken;
+      });
+  if (status.ok() || refused) return status;
+  Drop(object);
+  return Annotate(std::move(status), name());
+}
+
+void OriginBlob::Drop(const std::shared_ptr<OriginObject>& object) {
+  // It may be another file, or another server, by the time it is opened again.
   std::lock_guard lock(mutex_);
-  // The next read opens it anew: it may be another file, or another server, by then.
   if (object_ == object) object_ = nullptr;
-  return Annotate(std::move(status), name_);
 }
 
 absl::StatusOr<BlobTables> OriginBlob::ReadTables() {

@@ -29,6 +29,9 @@ class OriginBlob {
   uint64_t preferred_request_size() const;
 
   absl::Status Read(std::span<const RangeRead> ranges);
+  // OriginObject::Stream; the sink's errors are passed on as they are.
+  absl::Status Stream(uint64_t offset, uint64_t length, std::span<std::byte> buffer,
+                      const OriginObject::Sink& sink);
 
   // What a node needs before it can use the blob. Verified.
   absl::StatusOr<BlobTables> ReadTables();
@@ -37,6 +40,8 @@ class OriginBlob {
 
  private:
   absl::StatusOr<std::shared_ptr<OriginObject>> Object();
+  // After a read of it failed: the next read opens it anew.
+  void Drop(const std::shared_ptr<OriginObject>& object);
 
   const LayerDescriptor descriptor_;
   mutable std::mutex mutex_;

@@ -10,6 +10,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "chunkstore/touch_recorder.h"
+
 namespace lamina::chunkstore {
 
 // Counts durations in buckets that are at most a quarter of their value wide. Lock-free; readings
@@ -52,6 +54,7 @@ struct ReadStats {
   std::atomic<uint64_t> written_bytes{0};  // to data files on the local disk
   LatencyHistogram hit_latency;            // request to reply
   LatencyHistogram miss_latency;
+  TouchRecorder touches;  // of the readers, while it is asked for
 
   void AddTo(ReadStats& total) const;
 };

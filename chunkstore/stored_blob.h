@@ -55,6 +55,9 @@ class StoredBlob : public Blob, public CachedBlob, public std::enable_shared_fro
              std::function<void(absl::Status)> done) override;
   void ShareChunks() override;
   absl::Status ReadThrough(uint64_t offset, std::span<std::byte> into, ReadStats& stats) override;
+  void FetchBulk(uint32_t first, uint32_t end, Priority priority, std::shared_ptr<ReadStats> stats,
+                 std::stop_token stop, std::function<void(absl::Status)> done) override;
+  bool Present(uint32_t frame) const override { return local_->present().Test(frame); }
   uint64_t present_frames() const override { return local_->present().count(); }
   uint64_t present_bytes() const override { return local_->present_bytes(); }
   bool attached() const override { return handles_ > 0; }
@@ -63,6 +66,7 @@ class StoredBlob : public Blob, public CachedBlob, public std::enable_shared_fro
   absl::StatusOr<uint64_t> Evict(std::span<const uint32_t> frames) override;
 
  private:
+  friend class BulkFetch;
   class FetchTask;
   class LoadChunksTask;
   struct Handle;

@@ -15,8 +15,23 @@ class ObservedOrigin::Object : public OriginObject {
       : origin_(origin), object_(std::move(object)) {}
 
   absl::Status Read(std::span<const RangeRead> ranges) override {
-    RETURN_IF_ERROR(origin_->Begin(ranges));
+    std::vector<Range> begun;
+    for (const RangeRead& range : ranges) begun.emplace_back(range.offset, range.into.size());
+    RETURN_IF_ERROR(origin_->Begin(begun));
     return object_->Read(ranges);
+  }
+
+  // One request, as over HTTP.
+  absl::Status Stream(uint64_t offset, uint64_t length, std::span<std::byte> buffer,
+                      const Sink& sink) override {
+    RETURN_IF_ERROR(origin_->Begin({{offset, length}}));
+    uint64_t passed = 0;
+    return object_->Stream(offset, length, buffer.first(std::min<size_t>(buffer.size(), 100'000)),
+                           [&](std::span<const std::byte> piece) {
+                             passed += piece.size();
+                             RETURN_IF_ERROR(origin_->PassStream(passed));
+                             return sink(piece);
+                           });
   }
 
  private:
@@ -31,14 +46,29 @@ absl::StatusOr<std::unique_ptr<OriginObject>> ObservedOrigin::Open(const Digest&
   return std::make_unique<Object>(this, std::move(object));
 }
 
-absl::Status ObservedOrigin::Begin(std::span<const RangeRead> ranges) {
+absl::Status ObservedOrigin::Begin(const std::vector<Range>& ranges) {
   std::unique_lock lock(mutex_);
-  for (const RangeRead& range : ranges) ranges_.emplace_back(range.offset, range.into.size());
+  ranges_.insert(ranges_.end(), ranges.begin(), ranges.end());
   ++held_;
   changed_.notify_all();
   changed_.wait(lock, [this] { return !holding_; });
   --held_;
   return failure_;
+}
+
+absl::Status ObservedOrigin::PassStream(uint64_t bytes) {
+  std::unique_lock lock(mutex_);
+  if (bytes <= stream_limit_) return failure_;
+  ++held_;
+  changed_.notify_all();
+  changed_.wait(lock, [&] { return bytes <= stream_limit_; });
+  --held_;
+  return failure_;
+}
+
+void ObservedOrigin::HoldStreamsAfter(uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  stream_limit_ = bytes;
 }
 
 void ObservedOrigin::FailWith(absl::Status status) {
@@ -54,6 +84,7 @@ void ObservedOrigin::Hold() {
 void ObservedOrigin::Release() {
   std::lock_guard lock(mutex_);
   holding_ = false;
+  stream_limit_ = UINT64_MAX;
   changed_.notify_all();
 }
 

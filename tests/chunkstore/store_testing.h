@@ -38,6 +38,8 @@ class ObservedOrigin : public Origin {
   // Reads begin, but do not end until Release.
   void Hold();
   void Release();
+  // Streams begin, but stop behind this many bytes until Release.
+  void HoldStreamsAfter(uint64_t bytes);
   // Returns once `count` reads wait to be released.
   void AwaitHeld(int count);
 
@@ -48,7 +50,8 @@ class ObservedOrigin : public Origin {
 
  private:
   class Object;
-  absl::Status Begin(std::span<const RangeRead> ranges);
+  absl::Status Begin(const std::vector<Range>& ranges);
+  absl::Status PassStream(uint64_t bytes);
 
   const std::shared_ptr<Origin> origin_;
   std::atomic<uint64_t> preferred_request_size_{0};
@@ -58,6 +61,7 @@ class ObservedOrigin : public Origin {
   std::vector<Range> ranges_;
   absl::Status failure_;
   bool holding_ = false;
+  uint64_t stream_limit_ = UINT64_MAX;
   int held_ = 0;
 };
 
