@@ -28,6 +28,29 @@ using Clock = std::chrono::steady_clock;
 constexpr int kLayerAttempts = 3;
 constexpr Clock::duration kProgressInterval = std::chrono::milliseconds(100);
 
+const Profile* ProfileOf(const ConvertOptions& options) {
+  return options.profile ? &*options.profile : nullptr;
+}
+
+// What decides how a layer is converted besides its content.
+std::string ConverterOf(const ConvertOptions& options) {
+  std::string converter = fmt::format("1 zstd-{} level-{}", ZSTD_versionString(), options.level);
+  if (options.profile) {
+    converter += " profile-" + Digest::Of(AsBytes(options.profile->ToJson())).Hex();
+  }
+  return converter;
+}
+
+// A profile that fits nothing is not what the user meant.
+absl::Status CheckProfileUsed(const ConvertOptions& options,
+                              const std::vector<ConvertedLayer>& layers) {
+  const auto used = [](const ConvertedLayer& layer) { return layer.profiled || layer.reused; };
+  if (!options.profile || std::ranges::any_of(layers, used)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "the profile names nothing of this image: it must have been recorded on it, converted "
+      "without a profile");
+}
+
 chunkstore::BlobWriterOptions BlobOptions(const ConvertOptions& options) {
   return {.level = options.level, .jobs = options.jobs};
 }
@@ -108,13 +131,14 @@ absl::StatusOr<ConvertedLayer> ConvertLayer(ImageWriter& output, const ConvertOp
     progress.Update(stream->source_bytes_read());
     return stream->Read(into);
   };
-  absl::StatusOr<WrittenLayer> written =
-      WriteLayer(output, BlobOptions(options), layer.diff_id,
-                 [&](erofs::ContentSink& sink) { return erofs::ImportTar(read, sink); });
+  absl::StatusOr<WrittenLayer> written = WriteLayer(
+      output, BlobOptions(options), layer.diff_id,
+      [&](erofs::ContentSink& sink) { return erofs::ImportTar(read, sink); }, ProfileOf(options));
   if (!written.ok()) return ExplainFailure(written.status(), layer);
   return ConvertedLayer{.source_digest = stream->digest(),
                         .source_size = layer.content.size,
                         .files = written->inodes,
+                        .profiled = written->profiled,
                         .blob = written->blob};
 }
 
@@ -177,7 +201,7 @@ class ImageConverter {
                  const std::vector<SourceImage>& images)
       : output_(output),
         options_(options),
-        converter_(fmt::format("1 zstd-{} level-{}", ZSTD_versionString(), options.level)),
+        converter_(ConverterOf(options)),
         reusable_(output.FindConverted(Digests(images), converter_)),
         progress_(options, CountLayers(images), CountBytes(images)) {}
 
@@ -343,8 +367,9 @@ absl::StatusOr<ConvertResult> ConvertImage(const ConvertOptions& options,
     manifests.push_back(std::move(made));
   }
   ConvertResult result;
-  ASSIGN_OR_RETURN(result.manifest_digest, Publish(*output, options, images, manifests));
   result.layers = converter.TakeLayers();
+  RETURN_IF_ERROR(CheckProfileUsed(options, result.layers));
+  ASSIGN_OR_RETURN(result.manifest_digest, Publish(*output, options, images, manifests));
   return result;
 }
 
@@ -402,16 +427,20 @@ absl::StatusOr<ConvertResult> ConvertDirectory(const ConvertOptions& options,
   ProgressMeter progress(options, 1, 0);
   progress.BeginLayer(0);
   ASSIGN_OR_RETURN(const WrittenLayer written,
-                   WriteLayer(*output, BlobOptions(options), std::nullopt,
-                              [&](erofs::ContentSink& sink) {
-                                ProgressSink counted(sink, options, progress);
-                                return erofs::ImportDirectory(reference.path, counted);
-                              }),
+                   WriteLayer(
+                       *output, BlobOptions(options), std::nullopt,
+                       [&](erofs::ContentSink& sink) {
+                         ProgressSink counted(sink, options, progress);
+                         return erofs::ImportDirectory(reference.path, counted);
+                       },
+                       ProfileOf(options)),
                    "directory {}", reference.path);
   const ConvertedLayer layer{.source_digest = written.blob.digest,
                              .source_size = written.blob.content_bytes,
                              .files = written.inodes,
+                             .profiled = written.profiled,
                              .blob = written.blob};
+  RETURN_IF_ERROR(CheckProfileUsed(options, {layer}));
   progress.Update(layer.source_size);
 
   const oci::Platform platform = options.platform.value_or(oci::Platform::Host());

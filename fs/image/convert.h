@@ -13,6 +13,7 @@
 #include "chunkstore/blob_writer.h"
 #include "fs/image/image_store.h"
 #include "fs/image/oci.h"
+#include "fs/image/profile.h"
 
 namespace lamina::fs {
 
@@ -28,6 +29,9 @@ struct ConvertOptions {
   RegistryAccess access;
   int level = chunkstore::kDefaultLevel;
   int jobs = 0;  // 0: one for each processor
+  // Frames that it names come first in their layers. It must have been recorded on a conversion of
+  // this image without a profile (at any level), or Convert fails with kInvalidArgument.
+  std::optional<Profile> profile;
   // Called now and then from the converting thread; may be null.
   struct Progress {
     size_t layer = 0;  // from 0
@@ -47,6 +51,7 @@ struct ConvertedLayer {
   // The destination had it already, so it was neither read nor converted; of `blob`, only what a
   // descriptor has is known then.
   bool reused = false;
+  bool profiled = false;  // laid out by the profile
   chunkstore::BlobInfo blob;
 };
 

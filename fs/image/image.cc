@@ -50,7 +50,7 @@ absl::Status ReadAttached(const ImageStore& store, std::string_view reference, I
 absl::StatusOr<Image> ReadImage(std::string_view text, const ImageReference& reference,
                                 const oci::Platform& platform, const RegistryAccess& access) {
   Image image{.reference = std::string(text)};
-  ASSIGN_OR_RETURN(const OpenedStore opened, OpenStore(reference, access));
+  ASSIGN_OR_RETURN(OpenedStore opened, OpenStore(reference, access));
   const ImageStore& store = *opened.store;
   ASSIGN_OR_RETURN(const oci::Descriptor entry, FindManifest(store, opened.name, platform));
   RETURN_IF_ERROR(ReadManifest(store, entry, image));
@@ -70,6 +70,7 @@ absl::StatusOr<Image> ReadImage(std::string_view text, const ImageReference& ref
     image.layers.push_back(layer);
   }
   ASSIGN_OR_RETURN(image.origin, store.OpenOrigin());
+  image.store = std::move(opened.store);
   return image;
 }
 

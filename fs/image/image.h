@@ -26,6 +26,7 @@ struct Image {
   oci::ImageConfig config;
   std::vector<chunkstore::LayerDescriptor> layers;  // lowest first
   std::shared_ptr<chunkstore::Origin> origin;
+  std::shared_ptr<const ImageStore> store;  // where it was found
 };
 
 // `reference` is "oci:DIR[:TAG]" or "docker://HOST/REPOSITORY[:TAG][@DIGEST]"; where that is for

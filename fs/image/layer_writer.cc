@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fs/image/layer_writer.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <cstdlib>
 
 #include "erofs/builder.h"
 
@@ -49,23 +54,97 @@ uint64_t CountInodes(const erofs::Tree& tree) {
   return count;
 }
 
+// The frames that a profile names in the blob with this content, in its order.
+std::vector<uint32_t> ProfiledFrames(const Profile& profile, const Digest& content) {
+  std::vector<uint32_t> frames;
+  for (const chunkstore::Touch& touch : profile.touches) {
+    if (profile.blobs[touch.blob].content == content) frames.push_back(touch.frame);
+  }
+  return frames;
+}
+
+// The extents of a file after its blocks have moved.
+std::vector<erofs::Extent> MoveExtents(const std::vector<erofs::Extent>& extents,
+                                       const std::vector<chunkstore::MovedBlocks>& moves) {
+  std::vector<erofs::Extent> moved;
+  for (erofs::Extent rest : extents) {
+    while (rest.length > 0) {
+      const auto move = std::prev(
+          std::ranges::upper_bound(moves, rest.block, {}, &chunkstore::MovedBlocks::from));
+      const uint32_t skipped = rest.block - move->from;
+      erofs::Extent part = rest;
+      part.block = move->to + skipped;
+      part.length =
+          std::min(rest.length, uint64_t{move->blocks - skipped} * chunkstore::kBlockSize);
+      rest.offset += part.length;
+      rest.length -= part.length;
+      rest.block += static_cast<uint32_t>(part.length / chunkstore::kBlockSize);
+      const bool joins =
+          !moved.empty() && moved.back().offset + moved.back().length == part.offset &&
+          moved.back().block + moved.back().length / chunkstore::kBlockSize == part.block;
+      if (joins) {
+        moved.back().length += part.length;
+      } else {
+        moved.push_back(part);
+      }
+    }
+  }
+  return moved;
+}
+
+// Where a blob is written whose order is not known yet: a file without a name.
+absl::StatusOr<UniqueFd> OpenScratch() {
+  const char* directory = std::getenv("TMPDIR");
+  // Not /tmp: it may be in memory.
+  return OpenFile(directory != nullptr ? directory : "/var/tmp", O_TMPFILE | O_RDWR, 0600);
+}
+
+// Moves what was written to the file `scratch` into `output`, with the frames that the profile names
+// first; false if it names none.
+absl::StatusOr<bool> FollowProfile(const Profile& profile, const UniqueFd& scratch,
+                                   std::unique_ptr<chunkstore::BlobOutput> output,
+                                   chunkstore::BlobWriter& blob, erofs::Tree& tree) {
+  const std::vector<uint32_t> first = ProfiledFrames(profile, blob.content_digest());
+  ASSIGN_OR_RETURN(const std::vector<chunkstore::MovedBlocks> moves,
+                   blob.Rearrange(scratch, std::move(output), first));
+  for (erofs::InodeIndex i = 0; i < tree.inode_limit(); ++i) {
+    erofs::Inode& inode = tree.inode(i);
+    inode.extents = MoveExtents(inode.extents, moves);
+  }
+  return !first.empty();
+}
+
 }  // namespace
 
 absl::StatusOr<WrittenLayer> WriteLayer(
     ImageWriter& output, const chunkstore::BlobWriterOptions& options,
     const std::optional<Digest>& identity,
-    const std::function<absl::StatusOr<erofs::Tree>(erofs::ContentSink&)>& import) {
+    const std::function<absl::StatusOr<erofs::Tree>(erofs::ContentSink&)>& import,
+    const Profile* profile) {
   ASSIGN_OR_RETURN(std::unique_ptr<chunkstore::BlobOutput> object, output.NewBlob());
-  ASSIGN_OR_RETURN(const std::unique_ptr<chunkstore::BlobWriter> blob,
-                   chunkstore::BlobWriter::Create(std::move(object), options));
+  UniqueFd scratch;
+  std::unique_ptr<chunkstore::BlobWriter> blob;
+  if (profile == nullptr) {
+    ASSIGN_OR_RETURN(blob, chunkstore::BlobWriter::Create(std::move(object), options));
+  } else {
+    ASSIGN_OR_RETURN(scratch, OpenScratch());
+    UniqueFd writing(::fcntl(scratch.get(), F_DUPFD_CLOEXEC, 0));
+    if (!writing.valid()) return ErrnoStatus(errno, "duplicate a descriptor");
+    ASSIGN_OR_RETURN(blob, chunkstore::BlobWriter::Create(std::move(writing), options));
+  }
   BlobSink sink(*blob);
-  ASSIGN_OR_RETURN(const erofs::Tree tree, import(sink));
+  ASSIGN_OR_RETURN(erofs::Tree tree, import(sink));
+  WrittenLayer layer;
+  if (profile != nullptr) {
+    ASSIGN_OR_RETURN(layer.profiled,
+                     FollowProfile(*profile, scratch, std::move(object), *blob, tree));
+  }
   const Digest content = blob->content_digest();
   ASSIGN_OR_RETURN(
       const std::string metadata,
       erofs::BuildImage(tree, {.devices = {{.tag = content.Hex(), .blocks = blob->blocks()}},
                                .uuid = UuidFrom(identity.value_or(content))}));
-  WrittenLayer layer{.inodes = CountInodes(tree)};
+  layer.inodes = CountInodes(tree);
   ASSIGN_OR_RETURN(layer.blob, blob->Finish(AsBytes(metadata)));
   return layer;
 }

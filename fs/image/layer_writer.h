@@ -11,21 +11,26 @@
 #include "chunkstore/blob_writer.h"
 #include "erofs/import.h"
 #include "fs/image/image_writer.h"
+#include "fs/image/profile.h"
 
 namespace lamina::fs {
 
 struct WrittenLayer {
   chunkstore::BlobInfo blob;
   uint64_t inodes = 0;
+  bool profiled = false;  // laid out by a profile
 };
 
 // Adds a layer blob to `output`. `import` reads the files: their content goes to the sink it is
 // given, and becomes device slot 1 of the metadata. `identity`, a digest of what is imported, gives
-// the metadata its UUID; where there is none, the digest of the content does.
+// the metadata its UUID; where there is none, the digest of the content does. If `profile` (which may
+// be null) was recorded on this layer as it is laid out without one, the frames that it names come
+// first.
 absl::StatusOr<WrittenLayer> WriteLayer(
     ImageWriter& output, const chunkstore::BlobWriterOptions& options,
     const std::optional<Digest>& identity,
-    const std::function<absl::StatusOr<erofs::Tree>(erofs::ContentSink&)>& import);
+    const std::function<absl::StatusOr<erofs::Tree>(erofs::ContentSink&)>& import,
+    const Profile* profile = nullptr);
 
 }  // namespace lamina::fs
 

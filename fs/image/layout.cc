@@ -12,6 +12,9 @@ namespace {
 
 using oci::Descriptor;
 
+// What is attached to the images of a layout has to be read to know which: this bounds the work.
+constexpr int kMaxReferrers = 1000;
+
 std::string TagOf(const Descriptor& descriptor) {
   const auto name = descriptor.annotations.find(std::string(oci::kRefNameKey));
   return name == descriptor.annotations.end() ? std::string() : name->second;
@@ -93,7 +96,9 @@ absl::StatusOr<std::string> Layout::ReadDocument(const Descriptor& descriptor,
 
 absl::StatusOr<std::vector<Descriptor>> Layout::Find(std::string_view tag) const {
   std::vector<Descriptor> entries = index_.manifests;
-  if (!tag.empty()) {
+  if (tag.empty()) {  // what is attached to an image is none
+    std::erase_if(entries, [](const Descriptor& entry) { return !entry.artifact_type.empty(); });
+  } else {
     std::erase_if(entries, [&](const Descriptor& entry) { return TagOf(entry) != tag; });
     if (entries.empty()) {
       return absl::NotFoundError(fmt::format("{}: no image with the tag '{}'; {}", path_, tag,
@@ -113,10 +118,22 @@ absl::StatusOr<std::shared_ptr<chunkstore::Origin>> Layout::OpenOrigin() const {
   return chunkstore::OpenOciLayoutOrigin(path_);
 }
 
-// The layouts that other tools write do not tell what refers to what without reading everything.
-absl::StatusOr<std::vector<Descriptor>> Layout::FindReferrers(const Digest&,
-                                                              std::string_view) const {
-  return std::vector<Descriptor>();
+absl::StatusOr<std::vector<Descriptor>> Layout::FindReferrers(
+    const Digest& subject, std::string_view artifact_type) const {
+  std::vector<Descriptor> found;
+  int read = 0;
+  for (const Descriptor& entry : index_.manifests) {
+    if (entry.artifact_type != artifact_type || entry.media_type != oci::kManifestType) continue;
+    if (++read > kMaxReferrers) {
+      return absl::ResourceExhaustedError(fmt::format("{}: more than {} artifacts of type {}",
+                                                      path_, kMaxReferrers, artifact_type));
+    }
+    ASSIGN_OR_RETURN(const std::string text, ReadDocument(entry, "artifact manifest"), "{}", path_);
+    ASSIGN_OR_RETURN(const oci::Manifest manifest, oci::Manifest::Parse(text), "{}: artifact {}",
+                     path_, entry.digest.ToString());
+    if (manifest.subject && manifest.subject->digest == subject) found.push_back(entry);
+  }
+  return found;
 }
 
 }  // namespace lamina::fs

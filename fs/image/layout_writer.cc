@@ -274,12 +274,31 @@ absl::Status LayoutWriter::AddDocument(std::string_view content) {
   return AddBlob(path, Digest::Of(AsBytes(content)));
 }
 
-absl::Status LayoutWriter::Commit(const oci::Descriptor& manifest) {
-  const absl::Status status = exists_ ? CommitInto(manifest) : CommitNew(manifest);
+absl::Status LayoutWriter::Attach(const oci::Descriptor& descriptor, const Digest& subject,
+                                  std::string_view content) {
+  if (descriptor.artifact_type == oci::kLaminaImageType) {
+    return absl::UnimplementedError("images in a layout cannot be attached to others");
+  }
+  std::set<Digest> superseded;
+  if (exists_) {
+    ASSIGN_OR_RETURN(const Layout layout, Layout::OpenDirectory(directory_));
+    ASSIGN_OR_RETURN(const std::vector<oci::Descriptor> old,
+                     layout.FindReferrers(subject, descriptor.artifact_type));
+    for (const oci::Descriptor& entry : old) superseded.insert(entry.digest);
+  }
+  RETURN_IF_ERROR(AddDocument(content));
+  return Commit(descriptor, superseded);
+}
+
+absl::Status LayoutWriter::Commit(const oci::Descriptor& manifest,
+                                  const std::set<Digest>& superseded) {
+  const absl::Status status =
+      exists_ ? CommitInto(manifest, superseded) : CommitNew(manifest, superseded);
   return Annotate(status, "write OCI layout " + directory_);
 }
 
-absl::Status LayoutWriter::CommitNew(const oci::Descriptor& manifest) {
+absl::Status LayoutWriter::CommitNew(const oci::Descriptor& manifest,
+                                     const std::set<Digest>& superseded) {
   ASSIGN_OR_RETURN(const std::string index, oci::ReplaceInIndex(oci::Index().ToJson(), manifest));
   const std::string marker_path = fmt::format("{}/{}", layout_, kLayoutFile);
   const std::string index_path = fmt::format("{}/{}", layout_, kIndexFile);
@@ -293,18 +312,19 @@ absl::Status LayoutWriter::CommitNew(const oci::Descriptor& manifest) {
   if (errno != ENOTEMPTY && errno != EEXIST) return ErrnoStatus(errno, "rename into place");
   RETURN_IF_ERROR(CheckDestination(directory_));
   ::unlink(index_path.c_str());
-  return CommitInto(manifest);
+  return CommitInto(manifest, superseded);
 }
 
-absl::Status LayoutWriter::CommitInto(const oci::Descriptor& manifest) {
+absl::Status LayoutWriter::CommitInto(const oci::Descriptor& manifest,
+                                      const std::set<Digest>& superseded) {
   UniqueFd lock;
   Undo undo;  // runs with the lock still held
   ASSIGN_OR_RETURN(lock, LockLayout(directory_, undo));
   const std::string index_path = fmt::format("{}/{}", directory_, kIndexFile);
   const std::string new_index_path = fmt::format("{}/{}", layout_, kIndexFile);
   ASSIGN_OR_RETURN(const std::string old_index, ReadIndexOrEmpty(index_path));
-  ASSIGN_OR_RETURN(const std::string index, oci::ReplaceInIndex(old_index, manifest), "{}",
-                   index_path);
+  ASSIGN_OR_RETURN(const std::string index, oci::ReplaceInIndex(old_index, manifest, superseded),
+                   "{}", index_path);
   RETURN_IF_ERROR(WriteNewFile(new_index_path, index));
 
   const std::string blobs = fmt::format("{}/{}", directory_, kBlobsDirectory);

@@ -38,10 +38,10 @@ class LayoutWriter : public ImageWriter {
     return AddDocument(content);
   }
   absl::Status CommitImage(const oci::Descriptor& descriptor, std::string_view content) override;
-  // Readers of layouts would not find it.
-  absl::Status Attach(const oci::Descriptor&, const Digest&, std::string_view) override {
-    return absl::UnimplementedError("images in a layout cannot be attached to others");
-  }
+  // In place of what of its artifact type is attached. Not for images: other readers of layouts would
+  // not find them.
+  absl::Status Attach(const oci::Descriptor& descriptor, const Digest& subject,
+                      std::string_view content) override;
   // Everything is written again, which mends what is damaged.
   std::map<Digest, oci::Descriptor> FindConverted(const std::set<Digest>&,
                                                   std::string_view) override {
@@ -60,8 +60,9 @@ class LayoutWriter : public ImageWriter {
   absl::Status AddDocument(std::string_view content);
 
   // Makes the image visible under its name (annotation kRefNameKey of `manifest`), in place of what
-  // had that name. On failure the layout is as it was before.
-  absl::Status Commit(const oci::Descriptor& manifest);
+  // had that name, or with an artifact type, of what is in `superseded`. On failure the layout is as
+  // it was before.
+  absl::Status Commit(const oci::Descriptor& manifest, const std::set<Digest>& superseded = {});
 
  private:
   struct Staging {
@@ -73,8 +74,8 @@ class LayoutWriter : public ImageWriter {
   class Blob;
   LayoutWriter(std::string directory, std::string tag, Staging staging, bool exists);
 
-  absl::Status CommitNew(const oci::Descriptor& manifest);
-  absl::Status CommitInto(const oci::Descriptor& manifest);
+  absl::Status CommitNew(const oci::Descriptor& manifest, const std::set<Digest>& superseded);
+  absl::Status CommitInto(const oci::Descriptor& manifest, const std::set<Digest>& superseded);
 
   const std::string directory_;
   const std::string tag_;

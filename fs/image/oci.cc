@@ -168,6 +168,8 @@ std::string Manifest::ToJson() const {
   if (!artifact_type.empty()) value["artifactType"] = artifact_type;
   if (subject) value["subject"] = DescriptorToJson(*subject);
   if (!annotations.empty()) value["annotations"] = annotations;
+  if (!artifact_type.empty()) value["artifactType"] = artifact_type;
+  if (subject) value["subject"] = DescriptorToJson(*subject);
   return ToCanonicalJson(value);
 }
 
@@ -193,8 +195,8 @@ std::string Index::ToJson() const {
   return ToCanonicalJson(value);
 }
 
-absl::StatusOr<std::string> ReplaceInIndex(std::string_view index_json,
-                                           const Descriptor& manifest) {
+absl::StatusOr<std::string> ReplaceInIndex(std::string_view index_json, const Descriptor& manifest,
+                                           const std::set<Digest>& superseded) {
   ASSIGN_OR_RETURN(const Index index, Index::Parse(index_json));
   const auto name_of = [](const Descriptor& descriptor) {
     const auto name = descriptor.annotations.find(std::string(kRefNameKey));
@@ -203,7 +205,11 @@ absl::StatusOr<std::string> ReplaceInIndex(std::string_view index_json,
   ASSIGN_OR_RETURN(json value, ParseJson(index_json, "index"));
   json kept = json::array();
   for (size_t i = 0; i < index.manifests.size(); ++i) {
-    if (name_of(index.manifests[i]) != name_of(manifest)) kept.push_back(value["manifests"][i]);
+    const Descriptor& entry = index.manifests[i];
+    const bool named = entry.artifact_type.empty() && manifest.artifact_type.empty();
+    const bool replaced = entry.digest == manifest.digest && !named;
+    if (named && name_of(entry) == name_of(manifest)) continue;
+    if (!replaced && !superseded.contains(entry.digest)) kept.push_back(value["manifests"][i]);
   }
   kept.push_back(DescriptorToJson(manifest));
   value["manifests"] = std::move(kept);

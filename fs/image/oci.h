@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -44,6 +45,12 @@ inline constexpr std::string_view kLaminaImageType = "application/vnd.lamina.ima
 inline constexpr std::string_view kSourceDigestKey = "containerd.io/snapshot/lamina.source-digest";
 // What decides how a layer is converted besides its content: equal values give equal bytes.
 inline constexpr std::string_view kConverterKey = "containerd.io/snapshot/lamina.converter";
+// When something was made (RFC 3339), image-spec annotations.md.
+inline constexpr std::string_view kCreatedKey = "org.opencontainers.image.created";
+// The configuration of what has none, `{}` (image-spec manifest.md, "Guidance for an Empty
+// Descriptor").
+inline constexpr std::string_view kEmptyType = "application/vnd.oci.empty.v1+json";
+inline constexpr std::string_view kEmptyContent = "{}";
 // Name of a manifest in an index.json ("tag"), image-spec annotations.md.
 inline constexpr std::string_view kRefNameKey = "org.opencontainers.image.ref.name";
 
@@ -98,9 +105,11 @@ struct Index {
 };
 
 // `index_json` with `manifest` in it, instead of what has the same name (annotation kRefNameKey;
-// having none is a name too). All else in the index stays, fields that Lamina does not know
-// included.
-absl::StatusOr<std::string> ReplaceInIndex(std::string_view index_json, const Descriptor& manifest);
+// having none is a name too), and of what is in `superseded`. All else in the index stays, fields
+// that Lamina does not know included. What has an artifact type is attached to an image and has no
+// name: it replaces nothing by name, and is not replaced.
+absl::StatusOr<std::string> ReplaceInIndex(std::string_view index_json, const Descriptor& manifest,
+                                           const std::set<Digest>& superseded = {});
 
 // What running an image needs of its configuration.
 struct ImageConfig {
