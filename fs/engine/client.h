@@ -29,6 +29,8 @@ class Client {
   absl::Status Unmount(const std::string& target);
   // An empty array if there is no engine.
   absl::StatusOr<nlohmann::json> Report(const std::optional<std::string>& target);
+  // Any request of messages.h. kUnavailable if there is no engine and none is to be started.
+  absl::StatusOr<nlohmann::json> Call(const nlohmann::json& request, bool start_engine);
 
   // What the node keeps (image_cache.h). Without an engine that runs, one is started for it.
   absl::StatusOr<nlohmann::json> ListCache();
@@ -37,7 +39,6 @@ class Client {
   absl::StatusOr<nlohmann::json> RemoveImage(const std::string& image);
 
  private:
-  absl::StatusOr<nlohmann::json> Call(const nlohmann::json& request, bool start_engine);
   absl::Status StartEngine();
 
   std::string state_;

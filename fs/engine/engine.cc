@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
@@ -17,18 +16,17 @@
 #include <thread>
 #include <utility>
 
+#include "fs/engine/attach.h"
 #include "fs/engine/engine_impl.h"
 #include "fs/engine/messages.h"
 #include "fs/image/image.h"
+#include "fs/prefetch/image_prefetch.h"
 
 namespace lamina::fs {
 namespace {
 
 using chunkstore::Blob;
 using chunkstore::ReadStats;
-
-// Layers that are attached at the same time.
-constexpr size_t kAttachThreads = 8;
 
 // How long an unmount waits for the kernel to let go of the last file, in small steps.
 constexpr int kCloseAttempts = 20;
@@ -50,11 +48,6 @@ std::string NextId(const std::string& state) {
     next = std::max(next, std::strtoul(entry.path().filename().c_str(), nullptr, 10) + 1);
   }
   return std::to_string(next);
-}
-
-ImageRecord RecordOf(const Image& image) {
-  return {
-      .image = image.reference, .manifest_digest = image.manifest_digest, .layers = image.layers};
 }
 
 bool HasNul(const std::string& text) { return text.find('\0') != std::string::npos; }
@@ -83,27 +76,6 @@ MountPaths::MountPaths(const std::string& state, const std::string& id,
   work = parent + "/work";
 }
 
-std::vector<absl::StatusOr<std::shared_ptr<Blob>>> AttachAll(
-    chunkstore::BlobStore& store, const std::vector<LayerToAttach>& layers) {
-  std::vector<absl::StatusOr<std::shared_ptr<Blob>>> results(layers.size(),
-                                                             absl::UnknownError("not attached"));
-  std::atomic<size_t> next = 0;
-  const auto work = [&] {
-    for (size_t i = next++; i < results.size(); i = next++) {
-      results[i] = store.Attach(layers[i].descriptor, layers[i].origin);
-      if (!results[i].ok()) {
-        results[i] = Annotate(results[i].status(),
-                              fmt::format("layer {}", layers[i].descriptor.digest.ToString()));
-      }
-    }
-  };
-  std::vector<std::jthread> helpers;  // joined on return
-  for (size_t i = 1; i < std::min(results.size(), kAttachThreads); ++i) helpers.emplace_back(work);
-  work();
-  helpers.clear();
-  return results;
-}
-
 EngineImpl::EngineImpl(EngineOptions options, UniqueFd lock, std::unique_ptr<Mounter> mounter,
                        std::shared_ptr<chunkstore::NodeIndex> index,
                        std::unique_ptr<chunkstore::BlobStore> store)
@@ -114,7 +86,9 @@ EngineImpl::EngineImpl(EngineOptions options, UniqueFd lock, std::unique_ptr<Mou
       mounter_(std::move(mounter)),
       index_(std::move(index)),
       store_(std::move(store)),
-      images_(state_ + "/images", *store_) {}
+      images_(state_ + "/images", *store_),
+      prefetcher_(*store_),
+      prefetch_jobs_(state_ + "/images", *store_, images_, prefetcher_) {}
 
 EngineImpl::~EngineImpl() {
   repair_ = std::jthread();  // ends it
@@ -199,7 +173,8 @@ absl::StatusOr<EngineImpl::Choice> EngineImpl::ChooseTransport(const MountReques
 
 absl::StatusOr<MountDescription> EngineImpl::Mount(const MountRequest& request) {
   // What may take long, as reading tables from the origin, is done without the lock.
-  ASSIGN_OR_RETURN(MountState mount, Prepare(request), "mount {}", request.image);
+  Image image;
+  ASSIGN_OR_RETURN(MountState mount, Prepare(request, image), "mount {}", request.image);
 
   std::lock_guard lock(mutex_);
   if (const auto there = mounts_.find(request.target); there != mounts_.end()) {
@@ -224,13 +199,14 @@ absl::StatusOr<MountDescription> EngineImpl::Mount(const MountRequest& request) 
   }
   const MountDescription description = mount.record.description;
   for (const auto& blob : mount.blobs) blob->ShareChunks();
+  StartPrefetch(request.prefetch, std::move(image), mount);
   mounts_.emplace(request.target, std::move(mount));
   spdlog::info("mounted {} at {} by {} ({})", description.image, description.target,
                TransportName(description.transport), description.reason);
   return description;
 }
 
-absl::StatusOr<MountState> EngineImpl::Prepare(const MountRequest& request) {
+absl::StatusOr<MountState> EngineImpl::Prepare(const MountRequest& request, Image& image) {
   for (const std::string* text : {&request.image, &request.target, &request.writable_dir}) {
     if (HasNul(*text)) return absl::InvalidArgumentError("a path has a NUL character");
   }
@@ -253,19 +229,15 @@ absl::StatusOr<MountState> EngineImpl::Prepare(const MountRequest& request) {
     return absl::FailedPreconditionError("a writable mount needs root (overlayfs)");
   }
   ASSIGN_OR_RETURN(const RegistryAccess access, AccessFor(request.image, request.registry));
-  ASSIGN_OR_RETURN(const Image image, OpenImage(request.image, oci::Platform::Host(), access));
+  ASSIGN_OR_RETURN(image, OpenImage(request.image, oci::Platform::Host(), access));
   mount.record.description.manifest_digest = image.manifest_digest.ToString();
   mount.image_use = images_.Use(RecordOf(image));
   mount.record.layers = image.layers;
-  std::vector<LayerToAttach> layers;
-  for (const auto& layer : image.layers) layers.push_back({layer, image.origin});
-  for (auto& blob : AttachAll(*store_, layers)) {
-    RETURN_IF_ERROR(blob.status());
-    mount.blobs.push_back(*std::move(blob));
-  }
+  ASSIGN_OR_RETURN(mount.blobs, AttachAll(*store_, image));
   ASSIGN_OR_RETURN(mount.metadata, GetMergedMetadata(state_ + "/images", mount.blobs));
   mount.record.metadata = mount.metadata->path;
   mount.stats = std::make_shared<ReadStats>();
+  if (request.record) RETURN_IF_ERROR(mount.stats->touches.Start(mount.blobs));
   return mount;
 }
 
@@ -391,6 +363,7 @@ bool EngineImpl::InUse(const MountState& mount) {
 
 void EngineImpl::Detach(MountState mount) {
   SweepDetached();
+  mount.prefetch = nullptr;
   if (mount.is_erofs() && blob_fs_ != nullptr) blob_fs_->Remove(BlobFsId(mount.record));
   // The kernel closes the files of an unmounted EROFS by requests of ours that it does not wait for.
   for (int attempt = 0; attempt < kCloseAttempts; ++attempt) {
@@ -447,6 +420,7 @@ absl::StatusOr<std::vector<MountReport>> EngineImpl::Report(
       report.frames_present += blob->present_frames();
     }
     report.stats = mount.stats;
+    report.prefetch_stats = mount.prefetch_stats;
     reports.push_back(std::move(report));
   }
   if (target.has_value() && reports.empty()) {
@@ -536,7 +510,45 @@ void EngineImpl::ForgetGone() {
 bool EngineImpl::Idle() {
   std::lock_guard lock(mutex_);
   SweepDetached();
-  return mounts_.empty() && detached_.empty();
+  return mounts_.empty() && detached_.empty() && prefetch_jobs_.Idle();
+}
+
+void EngineImpl::StartPrefetch(const PrefetchOptions& options, Image image, MountState& mount) {
+  if (!options.enabled) return;
+  mount.prefetch_stats = std::make_shared<ReadStats>();
+  Prefetcher::Work work{
+      .blobs = mount.blobs,
+      .rest = options.fill ? Prefetcher::Work::Rest::kWhenIdle : Prefetcher::Work::Rest::kLeave,
+      .bytes_per_second = options.bytes_per_second,
+      .stats = mount.prefetch_stats,
+      .readers = mount.stats};
+  mount.prefetch = prefetcher_.Start(std::move(work),
+                                     [image = std::move(image), metadata = mount.metadata](
+                                         const std::stop_token& stop, Prefetcher::Work& planned) {
+                                       PlanStart(image, metadata->mapping.bytes(), stop, planned);
+                                     });
+}
+
+absl::Status EngineImpl::StartRecording(const std::string& target) {
+  std::lock_guard lock(mutex_);
+  const auto mount = mounts_.find(target);
+  if (mount == mounts_.end()) {
+    return absl::NotFoundError(fmt::format("no image is mounted at {}", target));
+  }
+  return Annotate(mount->second.stats->touches.Start(mount->second.blobs), target);
+}
+
+absl::StatusOr<Profile> EngineImpl::StopRecording(const std::string& target) {
+  std::lock_guard lock(mutex_);
+  const auto mount = mounts_.find(target);
+  if (mount == mounts_.end()) {
+    return absl::NotFoundError(fmt::format("no image is mounted at {}", target));
+  }
+  ASSIGN_OR_RETURN(const std::vector<chunkstore::Touch> touches,
+                   mount->second.stats->touches.Stop(), "{}", target);
+  ASSIGN_OR_RETURN(const Digest image,
+                   Digest::Parse(mount->second.record.description.manifest_digest));
+  return MakeProfile(image, mount->second.blobs, touches);
 }
 
 void EngineImpl::SweepDetached() {

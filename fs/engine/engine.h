@@ -32,6 +32,8 @@
 #include "fs/engine/cache_options.h"
 #include "fs/engine/descriptor_holder.h"
 #include "fs/engine/image_cache.h"
+#include "fs/engine/prefetch_jobs.h"
+#include "fs/image/profile.h"
 
 namespace lamina::fs {
 
@@ -42,6 +44,13 @@ enum class Transport {
 };
 absl::StatusOr<Transport> ParseTransport(std::string_view text);
 std::string_view TransportName(Transport transport);
+
+// What is fetched for a mount before it is asked for.
+struct PrefetchOptions {
+  bool enabled = true;
+  bool fill = false;              // all of the image, while no reader waits
+  uint64_t bytes_per_second = 0;  // 0: no limit
+};
 
 struct MountRequest {
   std::string image;  // "oci:DIR[:TAG]", DIR absolute, or "docker://HOST/REPOSITORY[:TAG][@DIGEST]"
@@ -54,6 +63,8 @@ struct MountRequest {
   // Chosen at random by the client, or empty: a request that comes again with the token of a mount
   // that is there succeeds. The answer to the first may have been lost.
   std::string token;
+  PrefetchOptions prefetch;
+  bool record = false;  // a profile, from the first read on
 };
 
 // What a mount is.
@@ -75,6 +86,8 @@ struct MountReport {
   uint64_t frames = 0;          // of all layers
   uint64_t frames_present = 0;  // on the local disk
   std::shared_ptr<const chunkstore::ReadStats> stats;
+  // What was fetched for it before it was asked for; null if that is off.
+  std::shared_ptr<const chunkstore::ReadStats> prefetch_stats;
 };
 
 // The same for an image, of all its mounts that the engine had as long as there was one.
@@ -129,6 +142,13 @@ class Engine {
 
   // One for each image that has a mount. What they count never goes back while they are there.
   virtual std::vector<ImageReport> ReportImages() = 0;
+  // Records which frames the readers of a mount touch first. kNotFound if no image is mounted at
+  // `target`, kFailedPrecondition if a recording runs, or for Stop none.
+  virtual absl::Status StartRecording(const std::string& target) = 0;
+  virtual absl::StatusOr<Profile> StopRecording(const std::string& target) = 0;
+
+  // Images that are fetched without a mount.
+  virtual PrefetchJobs& prefetch_jobs() = 0;
 
   // Forgets mounts that were unmounted without asking the engine, with umount(8) for example. Call
   // it when /proc/self/mountinfo has changed.
@@ -137,7 +157,8 @@ class Engine {
   // True if there are mounts that are gone by name but have readers; ForgetGoneMounts() lets go of
   // those that have not any more.
   virtual bool HasDetachedMounts() = 0;
-  // True if nothing needs the engine: no mounts, and no reader of one that was detached.
+  // True if nothing needs the engine: no mounts, no reader of one that was detached, and no prefetch
+  // jobs.
   virtual bool Idle() = 0;
 };
 

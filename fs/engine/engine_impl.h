@@ -60,20 +60,13 @@ struct MountState {
   std::unique_ptr<TreeFs> tree;  // with Transport::kFuse
   // Instead of `tree` while its blobs cannot be attached: readers wait.
   std::optional<FuseHandover> waiting;
+  std::shared_ptr<chunkstore::ReadStats> prefetch_stats;  // null: there is no prefetch
+  std::unique_ptr<Prefetcher::Ticket> prefetch;
 
   const std::string& id() const { return record.description.id; }
   const std::string& target() const { return record.description.target; }
   bool is_erofs() const { return record.description.transport == Transport::kErofs; }
 };
-
-struct LayerToAttach {
-  chunkstore::LayerDescriptor descriptor;
-  std::shared_ptr<chunkstore::Origin> origin;
-};
-// Attaches blobs, several at a time: for an origin far away the round trips of many layers would add
-// up. The results are in the order of `layers`.
-std::vector<absl::StatusOr<std::shared_ptr<chunkstore::Blob>>> AttachAll(
-    chunkstore::BlobStore& store, const std::vector<LayerToAttach>& layers);
 
 class EngineImpl : public Engine {
  public:
@@ -97,6 +90,9 @@ class EngineImpl : public Engine {
   bool HasMounts() override;
   bool HasDetachedMounts() override;
   bool Idle() override;
+  absl::Status StartRecording(const std::string& target) override;
+  absl::StatusOr<Profile> StopRecording(const std::string& target) override;
+  PrefetchJobs& prefetch_jobs() override { return prefetch_jobs_; }
 
  private:
   struct Choice {
@@ -112,7 +108,7 @@ class EngineImpl : public Engine {
   };
 
   absl::StatusOr<Choice> ChooseTransport(const MountRequest& request);
-  absl::StatusOr<MountState> Prepare(const MountRequest& request);
+  absl::StatusOr<MountState> Prepare(const MountRequest& request, Image& image);
   // One for all images; made when the first comes from a registry.
   absl::StatusOr<std::shared_ptr<http::Client>> HttpClient();
   absl::StatusOr<RegistryAccess> AccessFor(const std::string& image,
@@ -130,6 +126,7 @@ class EngineImpl : public Engine {
   void Detach(MountState mount);
   bool InUse(const MountState& mount);
   void Forget(const MountRecord& record);
+  void StartPrefetch(const PrefetchOptions& options, Image image, MountState& mount);
   void KeepStats(const MountState& mount);
   void SweepDetached();
 
@@ -162,6 +159,8 @@ class EngineImpl : public Engine {
   const std::shared_ptr<chunkstore::NodeIndex> index_;
   const std::unique_ptr<chunkstore::BlobStore> store_;
   ImageCache images_;
+  Prefetcher prefetcher_;
+  PrefetchJobs prefetch_jobs_;
 
   std::once_flag probe_;
   Capability from_file_;  // set by probe_

@@ -11,6 +11,7 @@
 #include <system_error>
 #include <utility>
 
+#include "fs/engine/attach.h"
 #include "fs/engine/engine_impl.h"
 #include "fs/engine/lazy_origin.h"
 

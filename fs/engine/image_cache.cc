@@ -84,6 +84,11 @@ void RemoveAll(const std::filesystem::path& path) {
 
 }  // namespace
 
+ImageRecord RecordOf(const Image& image) {
+  return {
+      .image = image.reference, .manifest_digest = image.manifest_digest, .layers = image.layers};
+}
+
 ImageCache::ImageCache(std::string directory, BlobStore& store)
     : directory_(std::move(directory)), store_(store) {
   Load();

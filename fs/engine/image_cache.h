@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "chunkstore/blob_store.h"
+#include "fs/image/image.h"
 
 namespace lamina::fs {
 
@@ -27,6 +28,8 @@ struct ImageRecord {
   std::vector<chunkstore::LayerDescriptor> layers;
   bool pinned = false;
 };
+
+ImageRecord RecordOf(const Image& image);
 
 struct CachedImage {
   std::string image;

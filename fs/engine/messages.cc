@@ -2,6 +2,7 @@
 #include "fs/engine/messages.h"
 
 #include "chunkstore/base/json.h"
+#include "fs/engine/prefetch_messages.h"
 
 namespace lamina::fs {
 namespace {
@@ -100,7 +101,8 @@ json ToJson(const MountRequest& request) {
       {"image", request.image},       {"target", request.target},
       {"loop", request.loop},         {"transport", TransportName(request.transport)},
       {"writable", request.writable}, {"writable_dir", request.writable_dir},
-      {"token", request.token},       {"registry", ToJson(request.registry, Secrets::kIncluded)}};
+      {"token", request.token},       {"registry", ToJson(request.registry, Secrets::kIncluded)},
+      {"record", request.record},     {"prefetch", ToJson(request.prefetch)}};
 }
 
 json ToJson(const MountDescription& mount) {
@@ -130,6 +132,13 @@ json ToJson(const MountReport& report) {
   object["copied_frames"] = stats.copied_frames.load();
   object["decompressed_bytes"] = stats.decompressed_bytes.load();
   object["written_bytes"] = stats.written_bytes.load();
+  if (report.prefetch_stats != nullptr) {
+    object["prefetched_bytes"] = report.prefetch_stats->fetched_bytes.load();
+    object["prefetched_frames"] =
+        report.prefetch_stats->fetched_frames.load() + report.prefetch_stats->copied_frames.load();
+    object["prefetch_requests"] = report.prefetch_stats->origin_requests.load();
+  }
+  object["recording"] = stats.touches.recording();
   object["hit_latency"] = ToJson(stats.hit_latency);
   object["miss_latency"] = ToJson(stats.miss_latency);
   return object;
@@ -210,6 +219,10 @@ absl::StatusOr<MountRequest> ParseMountRequest(const json& object) {
   if (object.contains("token")) {
     ASSIGN_OR_RETURN(request.token, StringField(object, "token"));
   }
+  ASSIGN_OR_RETURN(request.record, BoolField(object, "record"));
+  const json* prefetch = Find(object, "prefetch");
+  if (prefetch == nullptr) return absl::InvalidArgumentError("field 'prefetch' is missing");
+  ASSIGN_OR_RETURN(request.prefetch, ParsePrefetchOptions(*prefetch));
   return request;
 }
 

@@ -2,7 +2,7 @@
 //
 // Requests and replies on the control socket: one JSON object on a line each way, then the server
 // closes. Requests: {"op": "mount" | "unmount" | "report" | "cache-list" | "cache-clean" |
-// "cache-pin" | "cache-remove", ...fields}. Replies: {"ok": ...} or
+// "cache-pin" | "cache-remove", ...fields}, and those in prefetch_messages.h. Replies: {"ok": ...} or
 // {"error": text, "code": absl status code}. The reply to an "unmount" that leaves the engine
 // without work ends the connection only when the process has ended.
 #ifndef LAMINA_FS_ENGINE_MESSAGES_H_

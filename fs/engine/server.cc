@@ -20,6 +20,7 @@
 
 #include "fs/engine/engine.h"
 #include "fs/engine/messages.h"
+#include "fs/engine/prefetch_messages.h"
 #include "fs/engine/socket.h"
 
 namespace lamina::fs {
@@ -84,6 +85,7 @@ absl::StatusOr<json> Execute(Engine& engine, const json& request) {
   for (const char* known : {"cache-list", "cache-clean", "cache-pin", "cache-remove"}) {
     if (op == known) return ExecuteCache(engine, op, request);
   }
+  if (IsPrefetchOp(op)) return ExecutePrefetchOp(engine, op, request);
   return absl::InvalidArgumentError(fmt::format("unknown op '{}'", op));
 }
 

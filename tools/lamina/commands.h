@@ -13,6 +13,7 @@
 #include "chunkstore/base/status.h"
 #include "chunkstore/registry/settings.h"
 #include "fs/engine/cache_options.h"
+#include "fs/engine/engine.h"
 
 namespace lamina::cli {
 
@@ -39,9 +40,12 @@ void AddInspect(CLI::App& app, Action& run);
 void AddVerify(CLI::App& app, Action& run);
 void AddServe(CLI::App& app, Action& run);
 void AddCache(CLI::App& app, Action& run);
+void AddPrefetch(CLI::App& app, Action& run);
+// `command` is the container's, as in AddRun.
+void AddProfile(CLI::App& app, std::vector<std::string> command, Action& run);
 
 // Cuts the container's command and arguments out of those of `lamina run` and returns them: what
-// follows the image, without a "--" before it. CLI11 must not see them: it would take their options
+// follows the image, without a "--" before it. For `lamina profile record`, what follows the "--". CLI11 must not see them: it would take their options
 // for ours, and splits an argument such as "[a,b]" in two.
 std::vector<std::string> CutRunCommand(std::vector<std::string>& arguments);
 
@@ -82,6 +86,8 @@ void AddRegistryOptions(CLI::App& command, RegistryOptions& options);
 // With what the environment adds: where credentials are kept.
 absl::StatusOr<registry::Settings> ToSettings(const RegistryOptions& options);
 
+// Adds --no-prefetch, --prefetch-rate and --fill.
+void AddPrefetchOptions(CLI::App& command, fs::PrefetchOptions& options);
 // The path of this program, to start engines with.
 std::string ProgramPath();
 

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "chunkstore/base/file.h"
+#include "chunkstore/base/json.h"
 #include "fs/image/convert.h"
 #include "fs/image/reference.h"
 #include "tools/lamina/commands.h"
@@ -27,6 +28,7 @@ struct Options {
   fs::ConvertOptions convert;
   RegistryOptions registry;
   std::string platform;
+  std::string profile;
   bool json = false;
 };
 
@@ -43,7 +45,8 @@ json ToJson(const fs::ConvertResult& result, double seconds) {
                       {"stored_bytes", layer.blob.stored_bytes},
                       {"chunks", layer.blob.chunks},
                       {"shared_chunks", layer.blob.shared_chunks},
-                      {"frames", layer.blob.frames}});
+                      {"frames", layer.blob.frames},
+                      {"profiled", layer.profiled}});
   }
   return {{"manifest_digest", result.manifest_digest.ToString()},
           {"layers", layers},
@@ -148,6 +151,11 @@ absl::StatusOr<int> Run(Options& options) {
     if (!platform.ok()) return UsageError(platform.status());
     options.convert.platform = *platform;
   }
+  if (!options.profile.empty()) {
+    ASSIGN_OR_RETURN(const std::string text,
+                     ReadFileToString(options.profile, oci::kMaxDocumentSize));
+    ASSIGN_OR_RETURN(options.convert.profile, fs::Profile::Parse(text), "{}", options.profile);
+  }
   const StopSignals signals;
   options.convert.cancelled = [&signals] { return signals.signal() != 0; };
   ProgressLine line;
@@ -203,6 +211,9 @@ void AddConvert(CLI::App& app, Action& run) {
       ->capture_default_str()
       ->check(CLI::Range(0, 256));
   AddRegistryOptions(*command, options->registry);
+  command->add_option("--profile", options->profile,
+                      "Lay the frames that this profile names out first; recorded on this image, "
+                      "converted without a profile");
   command->add_flag("--json", options->json, "Print the result as JSON");
   command->callback([options, &run] {
     if (options->convert.destination.empty() && !options->convert.as_referrer) {

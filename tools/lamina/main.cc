@@ -73,6 +73,24 @@ void AddStateOfMountOption(CLI::App& command, std::string& state) {
       ->transform(AbsolutePath);
 }
 
+void AddPrefetchOptions(CLI::App& command, fs::PrefetchOptions& options) {
+  command.add_flag("!--no-prefetch", options.enabled, "Fetch nothing that is not read");
+  command.add_flag("--fill", options.fill,
+                   "Fetch all of the image in the background, while no reader waits");
+  command
+      .add_option_function<std::string>(
+          "--prefetch-rate",
+          [&options](const std::string& text) {
+            const absl::StatusOr<uint64_t> rate = ParseSize(text);
+            if (!rate.ok()) {
+              throw CLI::ValidationError("--prefetch-rate", std::string(rate.status().message()));
+            }
+            options.bytes_per_second = *rate;
+          },
+          "Bytes a second to prefetch, as in 20M [no limit]")
+      ->type_name("SIZE");
+}
+
 std::string ProgramPath() {
   std::error_code error;
   const std::filesystem::path path = std::filesystem::read_symlink("/proc/self/exe", error);
@@ -102,12 +120,14 @@ int main(int argc, char** argv) {
   lamina::cli::AddConvert(app, run);
   lamina::cli::AddMount(app, run);
   lamina::cli::AddUmount(app, run);
-  lamina::cli::AddRun(app, std::move(container_command), run);
+  lamina::cli::AddRun(app, container_command, run);
   lamina::cli::AddInspect(app, run);
   lamina::cli::AddVerify(app, run);
   lamina::cli::AddStats(app, run);
   lamina::cli::AddServe(app, run);
   lamina::cli::AddCache(app, run);
+  lamina::cli::AddPrefetch(app, run);
+  lamina::cli::AddProfile(app, std::move(container_command), run);
 
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
   try {

@@ -146,6 +146,7 @@ void AddMount(CLI::App& app, Action& run) {
   command->add_option("--writable-dir", options->request.writable_dir,
                       "Keep the changes of a writable mount in this directory (in upper/)");
   AddRegistryOptions(*command, options->registry);
+  AddPrefetchOptions(*command, options->request.prefetch);
   AddStateOption(*command, options->state);
   AddCacheOptions(*command, options->cache);
   command->add_flag("--json", options->json, "Print the mount as JSON");

@@ -34,6 +34,27 @@ absl::Status FinishOutput() {
   return ErrnoStatus(errno != 0 ? errno : EIO, "write standard output");
 }
 
+absl::StatusOr<uint64_t> ParseSize(std::string_view text) {
+  const auto error = [text] {
+    return absl::InvalidArgumentError(
+        fmt::format("'{}' is not a number of bytes such as 4096, 512K or 20M", text));
+  };
+  uint64_t value = 0;
+  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (failure != std::errc() || value == 0) return error();
+  std::string_view unit(end, static_cast<size_t>(text.data() + text.size() - end));
+  if (unit.empty()) return value;
+  constexpr std::string_view kUnits = "KMGT";
+  const size_t power = kUnits.find(static_cast<char>(std::toupper(unit[0])));
+  unit.remove_prefix(1);
+  if (power == std::string_view::npos || !(unit.empty() || unit == "B" || unit == "iB")) {
+    return error();
+  }
+  const int shift = 10 * (static_cast<int>(power) + 1);
+  if (value > (UINT64_MAX >> shift)) return error();
+  return value << shift;
+}
+
 void PrintJson(const nlohmann::json& value) {
   PrintText("{}\n", value.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
 }

@@ -33,6 +33,9 @@ void PrintText(fmt::format_string<Args...> format, Args&&... args) {
 void PrintError(std::string_view text);
 // Fails if anything printed on standard output did not arrive. To be called at the end.
 absl::Status FinishOutput();
+// "4096", "20M": a number of bytes, with K, M, G or T for powers of 1024 (and KiB, MB and the like for
+// the same). kInvalidArgument for anything else, and for 0.
+absl::StatusOr<uint64_t> ParseSize(std::string_view text);
 // JSON on standard output, indented.
 void PrintJson(const nlohmann::json& value);
 // Rows of equal length in aligned columns; the first row is the heading. Columns other than the

@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 
@@ -13,6 +14,7 @@
 #include "tools/lamina/bundle.h"
 #include "tools/lamina/commands.h"
 #include "tools/lamina/output.h"
+#include "tools/lamina/run.h"
 
 namespace lamina::cli {
 namespace {
@@ -21,12 +23,7 @@ using nlohmann::json;
 using std::chrono::steady_clock;
 
 struct Options {
-  std::string image;
-  std::string writable_dir;
-  std::string state;
-  CacheFlags cache;
-  RegistryOptions registry;
-  std::vector<std::string> command;
+  ContainerOptions container;
   bool json = false;
 };
 
@@ -71,7 +68,9 @@ void BlockStopSignals() {
   ::sigprocmask(SIG_BLOCK, &signals, nullptr);
 }
 
-absl::StatusOr<int> Run(Options& options) {
+}  // namespace
+
+absl::StatusOr<int> RunContainer(ContainerOptions options) {
   ASSIGN_OR_RETURN(const std::string reference, AbsoluteReference(options.image));
   if (::geteuid() != 0) {
     return absl::FailedPreconditionError("run needs root: it mounts, and starts a container");
@@ -97,8 +96,11 @@ absl::StatusOr<int> Run(Options& options) {
                                                  .target = rootfs,
                                                  .writable = true,
                                                  .writable_dir = options.writable_dir,
-                                                 .registry = registry}));
+                                                 .registry = registry,
+                                                 .prefetch = options.prefetch,
+                                                 .record = options.record}));
   const double mount_milliseconds = MillisecondsSince(start);
+  if (options.started) options.started(client, rootfs);
 
   const bool terminal = ::isatty(STDIN_FILENO) != 0 && ::isatty(STDOUT_FILENO) != 0;
   ASSIGN_OR_RETURN(const std::string config,
@@ -114,37 +116,54 @@ absl::StatusOr<int> Run(Options& options) {
                    options.image);
   const double run_milliseconds = MillisecondsSince(run_start);
 
-  if (options.json) {
-    ASSIGN_OR_RETURN(const json reports, client.Report(rootfs));
-    const json summary = {{"exit_code", exit_code},
-                          {"mount_ms", mount_milliseconds},
-                          {"run_ms", run_milliseconds},
-                          {"mount", reports.at(0)}};
-    WriteText(stderr, summary.dump(-1, ' ', false, json::error_handler_t::replace) + "\n");
+  if (options.ended) {
+    RETURN_IF_ERROR(options.ended(client, rootfs,
+                                  {.exit_code = exit_code,
+                                   .mount_milliseconds = mount_milliseconds,
+                                   .run_milliseconds = run_milliseconds}));
   }
   RETURN_IF_ERROR(mounted.Unmount());
   return exit_code;
 }
 
+namespace {
+
+absl::StatusOr<int> Run(Options& options) {
+  if (options.json) {
+    options.container.ended = [](fs::Client& client, const std::string& rootfs,
+                                 const ContainerSummary& run) -> absl::Status {
+      ASSIGN_OR_RETURN(const json reports, client.Report(rootfs));
+      const json summary = {{"exit_code", run.exit_code},
+                            {"mount_ms", run.mount_milliseconds},
+                            {"run_ms", run.run_milliseconds},
+                            {"mount", reports.at(0)}};
+      WriteText(stderr, summary.dump(-1, ' ', false, json::error_handler_t::replace) + "\n");
+      return absl::OkStatus();
+    };
+  }
+  return RunContainer(options.container);
+}
+
 bool TakesValue(std::string_view option) {
   return option == "--state" || option == "--writable-dir" || option == "--cache" ||
          option == "--cache-size" || option == "--cache-free" || option == "--creds" ||
-         option == "--mirror" || option == "--ca-file";
+         option == "--mirror" || option == "--prefetch-rate" || option == "--ca-file";
 }
 
 }  // namespace
 
 void AddRun(CLI::App& app, std::vector<std::string> command_line, Action& run) {
   auto options = std::make_shared<Options>();
-  options->command = std::move(command_line);
+  options->container.command = std::move(command_line);
   CLI::App* command = app.add_subcommand(
       "run", "Run a command of an image in a container (crun), on a writable overlay");
-  command->add_option("image", options->image, kImageHelp)->required();
-  command->add_option("--writable-dir", options->writable_dir,
+  command->add_option("image", options->container.image, kImageHelp)->required();
+  command->add_option("--writable-dir", options->container.writable_dir,
                       "Keep what the container writes in this directory (in upper/)");
-  AddRegistryOptions(*command, options->registry);
-  AddStateOption(*command, options->state);
-  AddCacheOptions(*command, options->cache);
+  AddRegistryOptions(*command, options->container.registry);
+  AddStateOption(*command, options->container.state);
+  AddCacheOptions(*command, options->container.cache);
+  AddPrefetchOptions(*command, options->container.prefetch);
   command->add_flag("--json", options->json, "Print a summary on standard error at the end");
   // Only for the help: CutRunCommand has taken it out.
   command->add_option(
@@ -155,6 +174,13 @@ void AddRun(CLI::App& app, std::vector<std::string> command_line, Action& run) {
 }
 
 std::vector<std::string> CutRunCommand(std::vector<std::string>& arguments) {
+  if (arguments.size() > 1 && arguments[0] == "profile" && arguments[1] == "record") {
+    const auto dashes = std::ranges::find(arguments, "--");
+    if (dashes == arguments.end()) return {};
+    std::vector<std::string> command(dashes + 1, arguments.end());
+    arguments.erase(dashes, arguments.end());
+    return command;
+  }
   if (arguments.empty() || arguments[0] != "run") return {};
   bool image_seen = false;
   bool options_over = false;

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What to prefetch for an image that is mounted or being fetched: its profile, or if it has none, what
+// its start will probably read.
+#ifndef LAMINA_FS_PREFETCH_IMAGE_PREFETCH_H_
+#define LAMINA_FS_PREFETCH_IMAGE_PREFETCH_H_
+
+#include <memory>
+#include <span>
+#include <stop_token>
+#include <vector>
+
+#include "chunkstore/blob_store.h"
+#include "fs/image/image.h"
+#include "fs/prefetch/prefetcher.h"
+
+namespace lamina::fs {
+
+// Sets plan and pack of `work`, whose blobs are the image's layers, from the image's profile.
+// kNotFound if it has none. May wait for the origin.
+absl::Status PlanFromProfile(const Image& image, Prefetcher::Work& work);
+
+// Sets the plan of `work` from the program that the image starts. `metadata` are those of the merged
+// image. May wait for the origin.
+void PlanFromEntrypoint(const Image& image, std::span<const std::byte> metadata,
+                        const std::stop_token& stop, Prefetcher::Work& work);
+
+// One or the other. A profile that cannot be used is said in the log.
+void PlanStart(const Image& image, std::span<const std::byte> metadata, const std::stop_token& stop,
+               Prefetcher::Work& work);
+
+}  // namespace lamina::fs
+
+#endif  // LAMINA_FS_PREFETCH_IMAGE_PREFETCH_H_

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fs/prefetch/startup_order.h"
+
+#include <absl/container/flat_hash_set.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "chunkstore/base/file.h"
+#include "fs/prefetch/image_paths.h"
+#include "fs/prefetch/program_file.h"
+
+namespace lamina::fs {
+namespace {
+
+using chunkstore::Blob;
+using chunkstore::Touch;
+
+constexpr uint64_t kMaxContent = 64 << 20;
+constexpr size_t kMaxFiles = 256;
+// Files that are arguments of the program (scripts, configuration), each up to this size.
+constexpr uint64_t kMaxArgumentFile = 1 << 20;
+constexpr std::string_view kDefaultPath =
+    "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+std::vector<std::string> Split(std::string_view text, char separator) {
+  std::vector<std::string> parts;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find(separator), text.size());
+    if (end > 0) parts.emplace_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return parts;
+}
+
+class Walker {
+ public:
+  Walker(const erofs::Reader& image, const std::vector<std::shared_ptr<Blob>>& blobs,
+         const oci::ImageConfig& config, std::shared_ptr<chunkstore::ReadStats> stats,
+         std::stop_token stop)
+      : image_(image),
+        blobs_(blobs),
+        config_(config),
+        stats_(std::move(stats)),
+        stop_(std::move(stop)) {
+    search_path_ = Split(kDefaultPath, ':');
+    for (const std::string& variable : config.environment) {
+      if (variable.starts_with("PATH=")) search_path_ = Split(variable.substr(5), ':');
+    }
+  }
+
+  std::vector<Touch> Walk() {
+    std::vector<std::string> arguments = config_.entrypoint;
+    arguments.insert(arguments.end(), config_.command.begin(), config_.command.end());
+    if (arguments.empty()) return {};
+    AddProgram(arguments[0]);
+    Follow();
+    for (size_t i = 1; i < arguments.size(); ++i) {
+      if (!arguments[i].starts_with('/')) continue;
+      const absl::StatusOr<FoundFile> file = FindFile(image_, arguments[i]);
+      if (file.ok() && file->inode.size <= kMaxArgumentFile) Add(*file);
+    }
+    Follow();
+    return std::move(touches_);
+  }
+
+ private:
+  // A program by its name, as execvp(3) finds it.
+  void AddProgram(const std::string& name) {
+    if (name.find('/') != std::string::npos) {
+      const bool absolute = name.starts_with('/');
+      AddPath(absolute ? name : config_.working_directory + "/" + name);
+      return;
+    }
+    for (const std::string& directory : search_path_) {
+      if (AddPath(directory + "/" + name)) return;
+    }
+  }
+
+  bool AddPath(const std::string& path) {
+    const absl::StatusOr<FoundFile> file = FindFile(image_, path);
+    if (!file.ok() || !file->inode.is_regular()) return false;
+    Add(*file);
+    return true;
+  }
+
+  void Add(const FoundFile& file) {
+    if (!file.inode.is_regular() || files_.size() >= kMaxFiles) return;
+    if (!files_.insert(file.inode.nid).second) return;
+    AddFrames(file.inode);
+    queue_.push_back(file);
+  }
+
+  void AddFrames(const erofs::InodeInfo& file) {
+    for (uint64_t offset = 0; offset < file.size && content_ < kMaxContent;) {
+      const absl::StatusOr<erofs::Mapped> mapped = image_.Map(file, offset);
+      if (!mapped.ok()) return;
+      if (mapped->kind == erofs::Mapped::Kind::kDevice) AddRange(*mapped);
+      offset += mapped->length;
+    }
+  }
+
+  void AddRange(const erofs::Mapped& mapped) {
+    if (mapped.device == 0 || mapped.device > blobs_.size()) return;
+    const uint32_t index = mapped.device - 1U;
+    const Blob& blob = *blobs_[index];
+    if (mapped.offset >= blob.size()) return;
+    const uint64_t end = mapped.offset + std::min(mapped.length, blob.size() - mapped.offset);
+    const chunkstore::FrameTable& frames = blob.frames();
+    const uint32_t last = frames.Find(static_cast<uint32_t>((end - 1) / chunkstore::kBlockSize));
+    uint32_t frame = frames.Find(static_cast<uint32_t>(mapped.offset / chunkstore::kBlockSize));
+    for (; frame <= last && content_ < kMaxContent; ++frame) {
+      if (!seen_.emplace(index, frame).second) continue;
+      touches_.push_back({.blob = index, .frame = frame});
+      content_ += uint64_t{frames[frame].blocks} * chunkstore::kBlockSize;
+    }
+  }
+
+  // What the files in the queue need, and what that needs in turn.
+  void Follow() {
+    while (!queue_.empty() && !stop_.stop_requested()) {
+      const FoundFile file = std::move(queue_.front());
+      queue_.pop_front();
+      const absl::StatusOr<ProgramNeeds> needs =
+          ReadProgramNeeds(file.inode.size, [&](uint64_t offset, std::span<std::byte> into) {
+            return Read(file.inode, offset, into);
+          });
+      if (!needs.ok()) continue;
+      if (!needs->interpreter.empty()) AddPath(needs->interpreter);
+      // "#!/usr/bin/env NAME"
+      if (needs->interpreter.ends_with("/env")) {
+        for (const std::string& argument : needs->arguments) AddProgram(argument);
+      }
+      const std::vector<std::string> directories = LibraryDirectories(*needs, file.path);
+      for (const std::string& library : needs->libraries) AddLibrary(library, directories);
+    }
+  }
+
+  // Where ld.so(8) looks, but for its cache, which says the same of usual images.
+  static std::vector<std::string> LibraryDirectories(const ProgramNeeds& needs,
+                                                     const std::string& path) {
+    std::vector<std::string> directories;
+    const std::string origin = path.substr(0, path.rfind('/'));
+    for (std::string directory : needs.search_paths) {
+      for (const std::string_view name : {"${ORIGIN}", "$ORIGIN"}) {
+        if (const size_t found = directory.find(name); found != std::string::npos) {
+          directory.replace(found, name.size(), origin);
+        }
+      }
+      directories.push_back(std::move(directory));
+    }
+    for (const char* parent : {"/lib", "/usr/lib", "/usr/local/lib"}) {
+      if (!needs.machine_directory.empty()) {
+        directories.push_back(fmt::format("{}/{}", parent, needs.machine_directory));
+      }
+      directories.push_back(fmt::format("{}64", parent));
+      directories.emplace_back(parent);
+    }
+    return directories;
+  }
+
+  void AddLibrary(const std::string& name, const std::vector<std::string>& directories) {
+    if (name.find('/') != std::string::npos) {
+      AddPath(name);
+      return;
+    }
+    for (const std::string& directory : directories) {
+      if (AddPath(directory + "/" + name)) return;
+    }
+  }
+
+  // Content of a file; fetched if it is not there.
+  absl::Status Read(const erofs::InodeInfo& file, uint64_t offset, std::span<std::byte> into) {
+    while (!into.empty()) {
+      if (offset >= file.size) return absl::OutOfRangeError("read past the end of a file");
+      ASSIGN_OR_RETURN(const erofs::Mapped mapped, image_.Map(file, offset));
+      const auto part = into.first(std::min<uint64_t>(into.size(), mapped.length));
+      if (mapped.kind == erofs::Mapped::Kind::kHole) {
+        std::ranges::fill(part, std::byte{0});
+      } else if (mapped.device == 0 || mapped.device > blobs_.size()) {
+        return absl::DataLossError("content on a device that is not there");
+      } else {
+        const std::shared_ptr<Blob>& blob = blobs_[mapped.device - 1U];
+        RETURN_IF_ERROR(Fetch(blob, mapped.offset, part.size()));
+        RETURN_IF_ERROR(ReadFull(blob->data_fd(), mapped.offset, part));
+      }
+      offset += part.size();
+      into = into.subspan(part.size());
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Fetch(const std::shared_ptr<Blob>& blob, uint64_t offset, uint64_t length) {
+    struct Result {
+      std::mutex mutex;
+      std::condition_variable_any changed;
+      std::optional<absl::Status> status;
+    };
+    const auto result = std::make_shared<Result>();  // the call may come after a stop
+    blob->Fetch(offset, length, chunkstore::Priority::kPrefetch, stats_,
+                [result](absl::Status status) {
+                  std::lock_guard lock(result->mutex);
+                  result->status = std::move(status);
+                  result->changed.notify_all();
+                });
+    std::unique_lock lock(result->mutex);
+    result->changed.wait(lock, stop_, [&] { return result->status.has_value(); });
+    return result->status.value_or(absl::CancelledError("stopped"));
+  }
+
+  const erofs::Reader& image_;
+  const std::vector<std::shared_ptr<Blob>>& blobs_;
+  const oci::ImageConfig& config_;
+  const std::shared_ptr<chunkstore::ReadStats> stats_;
+  const std::stop_token stop_;
+  std::vector<std::string> search_path_;
+  absl::flat_hash_set<erofs::Nid> files_;
+  absl::flat_hash_set<std::pair<uint32_t, uint32_t>> seen_;
+  std::deque<FoundFile> queue_;  // to be looked into
+  std::vector<Touch> touches_;
+  uint64_t content_ = 0;
+};
+
+}  // namespace
+
+std::vector<Touch> StartupOrder(const erofs::Reader& image,
+                                const std::vector<std::shared_ptr<Blob>>& blobs,
+                                const oci::ImageConfig& config,
+                                const std::shared_ptr<chunkstore::ReadStats>& stats,
+                                const std::stop_token& stop) {
+  return Walker(image, blobs, config, stats, stop).Walk();
+}
+
+}  // namespace lamina::fs

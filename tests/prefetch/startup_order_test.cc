@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fs/prefetch/startup_order.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <set>
+
+#include "chunkstore/base/file.h"
+#include "fs/image/convert.h"
+#include "fs/image/image.h"
+#include "fs/prefetch/image_paths.h"
+#include "tests/chunkstore/blob_testing.h"
+
+namespace lamina::fs {
+namespace {
+
+namespace stdfs = std::filesystem;
+using chunkstore::Blob;
+
+// An image of one layer from files made here, each of which has frames of its own.
+class StartupOrderTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    directory_ = std::make_unique<TemporaryDirectory>(
+        TemporaryDirectory::Create(testing::TempDir(), "lamina-startup-").value());
+  }
+  std::string root() const { return directory_->path() + "/root"; }
+  // Larger than a frame, so that it shares none.
+  void Add(const std::string& path, const std::string& start) {
+    stdfs::create_directories(stdfs::path(root() + path).parent_path());
+    const std::string content =
+        start + chunkstore::RandomBytes((300 << 10) - start.size() % 4096, files_++);
+    ASSERT_TRUE(WriteFileAtomically(root() + path, content, 0755).ok());
+  }
+  void Link(const std::string& target, const std::string& path) {
+    stdfs::create_directories(stdfs::path(root() + path).parent_path());
+    stdfs::create_symlink(target, root() + path);
+  }
+  // Converts it, and gives the files that the order names.
+  std::vector<std::string> Order(const oci::ImageConfig& config) {
+    const std::string reference = "oci:" + directory_->path() + "/image:t";
+    EXPECT_TRUE(Convert({.source = "dir:" + root(), .destination = reference}).ok());
+    const Image image = OpenImage(reference, oci::Platform::Host()).value();
+    auto store = chunkstore::BlobStore::Open({.directory = directory_->path() + "/state"}).value();
+    const std::vector<std::shared_ptr<Blob>> blobs = {
+        store->Attach(image.layers[0], image.origin).value()};
+    const auto reader = erofs::Reader::Open(blobs[0]->metadata()).value();
+    const auto touches =
+        StartupOrder(reader, blobs, config, std::make_shared<chunkstore::ReadStats>(), {});
+    std::vector<std::string> files;
+    for (const chunkstore::Touch& touch : touches) {
+      const std::string file = FileOf(reader, blobs[0]->frames()[touch.frame].first_block);
+      if (files.empty() || files.back() != file) files.push_back(file);
+    }
+    return files;
+  }
+  std::string FileOf(const erofs::Reader& reader, uint32_t block) {
+    for (const auto& entry : stdfs::recursive_directory_iterator(root())) {
+      if (entry.is_symlink() || !entry.is_regular_file()) continue;
+      const std::string path = entry.path().string().substr(root().size());
+      const auto found = FindFile(reader, path);
+      if (!found.ok()) continue;
+      const std::vector<erofs::Extent> extents = reader.ReadExtents(found->inode).value();
+      for (const erofs::Extent& extent : extents) {
+        if (block >= extent.block && block < extent.block + (extent.length + 4095) / 4096) {
+          return path;
+        }
+      }
+    }
+    return "?";
+  }
+
+  std::unique_ptr<TemporaryDirectory> directory_;
+  uint64_t files_ = 1;
+};
+
+TEST_F(StartupOrderTest, ScriptThenItsInterpreterThenItsArguments) {
+  Add("/app/main", "#!/usr/bin/env tool\n");
+  Add("/usr/bin/env", "plain\n");
+  Add("/opt/bin/tool", "plain\n");
+  Add("/etc/app.conf", "plain\n");
+  Add("/other", "plain\n");
+  EXPECT_THAT(Order({.entrypoint = {"main"},
+                     .command = {"--config", "/etc/app.conf"},
+                     .environment = {"A=b", "PATH=/nothing:/opt/bin:/app:/usr/bin"}}),
+              testing::ElementsAre("/app/main", "/usr/bin/env", "/opt/bin/tool", "/etc/app.conf"));
+}
+
+TEST_F(StartupOrderTest, ProgramThenItsLoaderAndLibraries) {
+  const std::string ls = ReadFileToString("/bin/ls", 1 << 24).value();
+  Add("/usr/bin/ls", ls);
+  Link("usr/lib64", "/lib64");
+  Add("/usr/lib/x86_64-linux-gnu/libc.so.6", "plain\n");
+  Add("/usr/lib64/ld-linux-x86-64.so.2", "plain\n");
+  const std::vector<std::string> files = Order({.command = {"ls"}});
+#if defined(__x86_64__)
+  ASSERT_GE(files.size(), 3u);
+  EXPECT_EQ(files[0], "/usr/bin/ls");
+  EXPECT_EQ(files[1], "/usr/lib64/ld-linux-x86-64.so.2");
+  EXPECT_THAT(files, testing::Contains("/usr/lib/x86_64-linux-gnu/libc.so.6"));
+#endif
+}
+
+TEST_F(StartupOrderTest, NothingWithoutAProgram) {
+  Add("/bin/sh", "plain\n");
+  EXPECT_THAT(Order({}), testing::IsEmpty());
+}
+
+TEST_F(StartupOrderTest, LoopsOfLinksAndInterpretersEnd) {
+  Add("/bin/a", "#!/bin/b\n");
+  Add("/bin/b", "#!/bin/a\n");
+  Link("/bin/d", "/bin/c");
+  Link("c", "/bin/d");
+  Link("../../../../bin/a", "/bin/e");
+  EXPECT_THAT(Order({.entrypoint = {"/bin/e"}, .command = {"/bin/c"}}),
+              testing::ElementsAre("/bin/a", "/bin/b"));
+}
+
+}  // namespace
+}  // namespace lamina::fs
