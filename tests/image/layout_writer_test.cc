@@ -33,7 +33,7 @@ absl::Status AddImage(const std::string& layout, const std::string& tag,
 std::string ReadImage(const std::string& layout, const std::string& tag) {
   const auto opened = Layout::OpenDirectory(layout);
   EXPECT_TRUE(opened.ok()) << opened.status();
-  const auto manifest = opened->FindManifest(tag, {"linux", "amd64", ""});
+  const auto manifest = FindManifest(*opened, tag, {"linux", "amd64", ""});
   EXPECT_TRUE(manifest.ok()) << manifest.status();
   return manifest.ok() ? opened->ReadDocument(*manifest, "manifest").value() : "";
 }
