@@ -69,13 +69,15 @@ class BulkFetch::Assembler {
 
   void Store(const Frame& frame, std::span<const std::byte> compressed) {
     const StoredBlob::Work work{{}, fetch_.options_.since, *fetch_.stats_, frame_buffer_, {}};
-    const absl::Status stored =
-        frame.blob->StoreFrame(frame.frame, compressed, work, std::move(rooms_[next_]));
+    const NodeCache::Room room = std::move(rooms_[next_]);  // until it is written
+    const absl::Status stored = frame.blob->StoreFrame(frame.frame, compressed, work);
     if (stored.ok()) {
       fetch_.stats_->fetched_frames += 1;
       frame.blob->scheduler_.Complete(frame.frame, stored);
       return;
     }
+    // Whoever wants the frame has it fetched again, from elsewhere if there is an elsewhere.
+    if (absl::IsDataLoss(stored) && fetch_.options_.pack == nullptr) frame.blob->origin_.Distrust();
     refused_.push_back(frame);
     status_.Update(Annotate(stored, fmt::format("{}: frame {}", frame.blob->name(), frame.frame)));
   }

@@ -51,6 +51,9 @@ class Origin {
   // kNotFound if it has no such object, kDataLoss if the object has another size.
   virtual absl::StatusOr<std::unique_ptr<OriginObject>> Open(const Digest& digest,
                                                              uint64_t size) = 0;
+  // To be called when bytes that were read are not what their digest says. True if there is another
+  // place to read them from, which reads use from now on: then it is worth another try.
+  virtual bool Distrust() { return false; }
   // Requests below this many bytes are not worth a round trip: 0 for local disks.
   virtual uint64_t preferred_request_size() const { return 0; }
 };

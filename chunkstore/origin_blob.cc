@@ -81,7 +81,18 @@ void OriginBlob::Drop(const std::shared_ptr<OriginObject>& object) {
   if (object_ == object) object_ = nullptr;
 }
 
+bool OriginBlob::Distrust() {
+  std::lock_guard lock(mutex_);
+  return origin_ != nullptr && origin_->Distrust();
+}
+
 absl::StatusOr<BlobTables> OriginBlob::ReadTables() {
+  absl::StatusOr<BlobTables> tables = TryToReadTables();
+  if (!absl::IsDataLoss(tables.status()) || !Distrust()) return tables;
+  return TryToReadTables();
+}
+
+absl::StatusOr<BlobTables> OriginBlob::TryToReadTables() {
   // Checked here, before it is used as a length; Parse checks the rest.
   if (descriptor_.section_table_offset > descriptor_.size ||
       descriptor_.size - descriptor_.section_table_offset != sizeof(SectionTableRecord)) {

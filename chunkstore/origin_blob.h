@@ -32,6 +32,8 @@ class OriginBlob {
   // OriginObject::Stream; the sink's errors are passed on as they are.
   absl::Status Stream(uint64_t offset, uint64_t length, std::span<std::byte> buffer,
                       const OriginObject::Sink& sink);
+  // Of the origin.
+  bool Distrust();
 
   // What a node needs before it can use the blob. Verified.
   absl::StatusOr<BlobTables> ReadTables();
@@ -42,6 +44,7 @@ class OriginBlob {
   absl::StatusOr<std::shared_ptr<OriginObject>> Object();
   // After a read of it failed: the next read opens it anew.
   void Drop(const std::shared_ptr<OriginObject>& object);
+  absl::StatusOr<BlobTables> TryToReadTables();
 
   const LayerDescriptor descriptor_;
   mutable std::mutex mutex_;

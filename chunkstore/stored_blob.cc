@@ -328,8 +328,14 @@ void StoredBlob::FetchFromOrigin(const Work& work) {
   work.stats.fetched_frames += wanted.size();
   for (size_t i = 0; i < wanted.size(); ++i) {
     const uint64_t length = frames()[wanted[i]].length;
-    const absl::Status stored =
-        StoreFrame(wanted[i], batch_buffer.first(length), work, std::move(rooms[i]));
+    const NodeCache::Room room = std::move(rooms[i]);  // until it is written
+    const std::span<std::byte> compressed = batch_buffer.first(length);
+    absl::Status stored = StoreFrame(wanted[i], compressed, work);
+    if (absl::IsDataLoss(stored) && origin_.Distrust()) {
+      const RangeRead again{frames()[wanted[i]].offset, compressed};
+      stored = origin_.Read(std::span(&again, 1));
+      if (stored.ok()) stored = StoreFrame(wanted[i], compressed, work);
+    }
     batch_buffer = batch_buffer.subspan(length);
     if (stored.ok()) {
       scheduler_.Complete(wanted[i], stored);
@@ -340,7 +346,7 @@ void StoredBlob::FetchFromOrigin(const Work& work) {
 }
 
 absl::Status StoredBlob::StoreFrame(uint32_t frame, std::span<const std::byte> compressed,
-                                    const Work& work, NodeCache::Room /*until it is written*/) {
+                                    const Work& work) {
   const FrameRecord& record = frames()[frame];
   const std::span<std::byte> bytes = work.frame_buffer.first(BytesOf(record));
   RETURN_IF_ERROR(DecodeFrame(record, compressed, bytes), "{}", origin_.name());

@@ -98,8 +98,7 @@ class StoredBlob : public Blob, public CachedBlob, public std::enable_shared_fro
   std::optional<uint32_t> CheckPresent(uint32_t frame, const Work& work);
   std::optional<uint32_t> CopyFromOthers(uint32_t frame, const Work& work);
   void FetchFromOrigin(const Work& work);
-  absl::Status StoreFrame(uint32_t frame, std::span<const std::byte> compressed, const Work& work,
-                          NodeCache::Room room);
+  absl::Status StoreFrame(uint32_t frame, std::span<const std::byte> compressed, const Work& work);
   absl::Status WriteFrame(uint32_t frame, std::span<const std::byte> bytes);
   absl::Status ReadFrameThrough(uint32_t frame, std::span<std::byte> into, ReadStats& stats);
   void Fail(std::span<const uint32_t> frames, const absl::Status& why);

@@ -62,6 +62,8 @@ class RegistryOrigin : public chunkstore::Origin {
     return std::make_unique<RegistryObject>(shared_, digest, size);
   }
 
+  bool Distrust() override { return shared_->repository->SetMirrorsDown(); }
+
   uint64_t preferred_request_size() const override { return kPreferredRequest; }
 
  private:

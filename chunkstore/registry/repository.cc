@@ -30,6 +30,13 @@ std::vector<Source*> Repository::Sources() {
   return usable;
 }
 
+bool Repository::SetMirrorsDown() {
+  for (const auto& source : sources_) {
+    if (source->client().is_mirror()) source->SetDown();
+  }
+  return sources_.size() > 1;
+}
+
 template <typename Result>
 absl::StatusOr<Result> Repository::Ask(
     const std::function<absl::StatusOr<Result>(RegistryClient&)>& question) {

@@ -53,6 +53,9 @@ class Repository {
   // In the order in which they are to be asked; the registry itself is the last and always there.
   std::vector<Source*> Sources();
 
+  // Passes all mirrors over for a while. False if there are none.
+  bool SetMirrorsDown();
+
   // From the first source that has it. The error is the registry's own.
   absl::StatusOr<Document> GetManifest(const std::string& tag_or_digest);
   absl::StatusOr<std::string> GetBlob(const Digest& digest, uint64_t size);

@@ -8,14 +8,6 @@ namespace {
 
 using nlohmann::json;
 
-absl::StatusOr<uint64_t> NumberField(const json& object, std::string_view name) {
-  const auto field = object.find(std::string(name));
-  if (field == object.end() || !field->is_number_unsigned()) {
-    return absl::InvalidArgumentError(fmt::format("field '{}' is not a number", name));
-  }
-  return field->get<uint64_t>();
-}
-
 absl::StatusOr<PrefetchRequest> ParsePrefetchRequest(const json& object) {
   PrefetchRequest request;
   ASSIGN_OR_RETURN(request.image, StringField(object, "image"));

@@ -414,6 +414,21 @@ def _(workspace):
             check_equal(other.requests, [], "requests to the mirror of another registry")
 
 
+@test("registry.lying-mirror-is-passed-over")
+def _(workspace):
+    """Wrong bytes from a mirror are read again where they are right."""
+    need_root()
+
+    def lie(_, status, headers, body):
+        return status, headers, bytes(len(body))
+    with filled_registry(workspace) as server, Proxy(server) as registry_itself:
+        image = registry_itself.reference("app")
+        for fault in (changed_ranges(lie), only_frames(server, lie)):
+            with Proxy(server, fault) as mirror:
+                check_reads(workspace, image, f"--mirror={mirror.url}")
+                check(mirror.count("GET", BLOB) > 0, "the mirror was not asked")
+
+
 @test("registry.mirror-never-sees-the-credential")
 def _(workspace):
     need_root()
