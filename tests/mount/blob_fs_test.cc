@@ -52,11 +52,16 @@ class FakeBlob final : public chunkstore::Blob {
     changed_.notify_all();
   }
   void ShareChunks() override {}
+  void FetchBulk(uint32_t, uint32_t, chunkstore::Priority, std::shared_ptr<ReadStats>,
+                 std::stop_token, std::function<void(absl::Status)> done) override {
+    done(absl::OkStatus());
+  }
   absl::Status ReadThrough(uint64_t, std::span<std::byte> into, ReadStats&) override {
     if (!reads_through_) return absl::UnavailableError("no origin");
     std::ranges::fill(into, std::byte{'t'});
     return absl::OkStatus();
   }
+  bool Present(uint32_t) const override { return ready_; }
   uint64_t present_frames() const override { return 0; }
   uint64_t present_bytes() const override { return 0; }
 
@@ -204,10 +209,10 @@ TEST_F(BlobFsTest, AFailedFetchIsEioWhateverTheReason) {
 }
 
 TEST_F(BlobFsTest, ReadsThroughWhatThereIsNoRoomFor) {
-  ASSERT_TRUE(fs_->Add("one", {a_}, stats_).ok());
+  ASSERT_TRUE(fs_->Add({1, {a_}, stats_}).ok());
   a_->set_ready(false);
   a_->set_reads_through();
-  std::thread reader([&] { EXPECT_EQ(ReadAt(path("one", 1), 5, 3).value_or(""), "ttt"); });
+  std::thread reader([&] { EXPECT_EQ(ReadAt(path(1, 1), 5, 3).value_or(""), "ttt"); });
   a_->Answer(1, absl::ResourceExhaustedError("disk full"));
   reader.join();
   EXPECT_EQ(stats_->failed_requests, 0u);
