@@ -35,8 +35,9 @@ void LatencyHistogram::Add(std::chrono::nanoseconds duration) {
 uint64_t LatencyHistogram::CountUpTo(std::chrono::nanoseconds bound) const {
   const auto limit = static_cast<uint64_t>(std::max<int64_t>(bound.count(), 0));
   uint64_t count = 0;
-  for (int i = 0; i < kBuckets && UpperBound(i) <= limit; ++i) {
-    count += buckets_[static_cast<size_t>(i)].load(std::memory_order_relaxed);
+  for (int i = 0; i < kBuckets; ++i) {
+    const uint64_t in_bucket = buckets_[static_cast<size_t>(i)].load(std::memory_order_relaxed);
+    if (in_bucket > 0 && UpperBound(i) <= limit) count += in_bucket;
   }
   return count;
 }

@@ -61,6 +61,7 @@ absl::StatusOr<std::string> NewToken() {
 absl::StatusOr<json> Client::Mount(const MountRequest& request) {
   json message = ToJson(request);
   message["op"] = "mount";
+  message["mount_namespace"] = MountNamespace();
   if (request.token.empty()) {
     ASSIGN_OR_RETURN(message["token"], NewToken());
   }
@@ -111,20 +112,30 @@ absl::StatusOr<json> Client::RemoveImage(const std::string& image) {
 }
 
 absl::StatusOr<json> Client::Call(const json& request, bool start_engine) {
-  absl::Status last;
+  std::string text;
+  try {
+    text = request.dump();
+  } catch (const json::type_error&) {
+    return absl::InvalidArgumentError(
+        "a path or name has bytes that are not UTF-8, which requests to the engine cannot carry");
+  }
+  absl::Status last =
+      absl::UnavailableError(fmt::format("it ends when it has started: see {}/engine.log", state_));
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     const absl::StatusOr<UniqueFd> socket = ConnectUnix(state_, kControlSocket);
     if (!socket.ok()) {
       const bool absent = absl::IsUnavailable(socket.status()) || absl::IsNotFound(socket.status());
       if (!absent) return socket.status();
       if (!start_engine) return absl::UnavailableError(std::string(socket.status().message()));
-      last = StartEngine();
+      absl::Status started = StartEngine();
+      if (started.ok()) continue;
       // Another client may have started one at the same time: then it is that one we talk to.
-      if (!last.ok() && !absl::IsUnavailable(last)) return last;
-      if (!last.ok()) ::usleep(20'000);
+      if (!absl::IsUnavailable(started)) return started;
+      last = std::move(started);
+      ::usleep(20'000);
       continue;
     }
-    absl::Status sent = WriteLine(socket->get(), request.dump());
+    absl::Status sent = WriteLine(socket->get(), text);
     absl::StatusOr<std::string> line =
         sent.ok() ? ReadLine(socket->get()) : absl::StatusOr<std::string>(sent);
     if (!line.ok()) {
@@ -187,7 +198,8 @@ std::optional<std::string> StateOfMount(const std::string& target) {
   if (!info.ok() || !info->has_value()) return std::nullopt;
   // EROFS has <state>/images/... as its source, FUSE <state>/mounts/..., an overlay has the latter
   // in its options.
-  for (std::string text : {(*info)->source, (*info)->super_options}) {
+  const std::string source = LoopBackingFile((*info)->source).value_or((*info)->source);
+  for (std::string text : {source, (*info)->super_options}) {
     if (const size_t option = text.find("lowerdir"); option != std::string::npos) {
       const size_t start = text.find('/', option);
       text = start == std::string::npos ? "" : text.substr(start);

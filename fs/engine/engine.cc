@@ -32,6 +32,10 @@ using chunkstore::ReadStats;
 constexpr int kCloseAttempts = 20;
 constexpr std::chrono::microseconds kClosePause{200};
 
+// overlayfs' work directory beside upper/, in a directory that is the user's: by a name that nobody
+// else gives.
+constexpr char kWorkDirectory[] = ".lamina-work";
+
 absl::Status MakeDirectory(const std::string& path, mode_t mode) {
   if (::mkdir(path.c_str(), mode) != 0 && errno != EEXIST) {
     return ErrnoStatus(errno, "create directory " + path);
@@ -54,6 +58,16 @@ bool HasNul(const std::string& text) { return text.find('\0') != std::string::np
 
 }  // namespace
 
+absl::StatusOr<UniqueFd> LockWritableDirectory(const std::string& path) {
+  ASSIGN_OR_RETURN(UniqueFd lock, OpenFile(path, O_RDONLY | O_DIRECTORY));
+  if (::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) return lock;
+  if (errno == EWOULDBLOCK) {
+    return absl::FailedPreconditionError(
+        fmt::format("{} is the writable directory of another mount", path));
+  }
+  return ErrnoStatus(errno, "lock " + path);
+}
+
 void RemoveTree(const std::string& path) {
   std::error_code error;
   std::filesystem::remove_all(path, error);
@@ -73,7 +87,7 @@ MountPaths::MountPaths(const std::string& state, const std::string& id,
     : directory(fmt::format("{}/mounts/{}", state, id)), lower(directory + "/lower") {
   const std::string& parent = writable_dir.empty() ? directory : writable_dir;
   upper = parent + "/upper";
-  work = parent + "/work";
+  work = writable_dir.empty() ? parent + "/work" : parent + "/" + kWorkDirectory;
 }
 
 EngineImpl::EngineImpl(EngineOptions options, UniqueFd lock, std::unique_ptr<Mounter> mounter,
@@ -151,8 +165,8 @@ absl::StatusOr<EngineImpl::Choice> EngineImpl::ChooseTransport(const MountReques
     return Choice{Transport::kFuse, false, "asked for"};
   }
   const Capability erofs = CanMountErofs();
-  // Found out by a mount of its own, and always the same in one kernel.
-  std::call_once(probe_, [this] { from_file_ = CanMountErofsFromFile(); });
+  // Found out by a mount of its own, and always the same in one place of one kernel.
+  std::call_once(probe_, [this] { from_file_ = CanMountErofsFromFile(state_ + "/images"); });
   if (request.transport == Transport::kErofs || request.loop) {
     if (!erofs.available) {
       return absl::FailedPreconditionError("transport erofs: " + erofs.reason);
@@ -214,6 +228,12 @@ absl::StatusOr<MountState> EngineImpl::Prepare(const MountRequest& request, Imag
     return absl::InvalidArgumentError(
         fmt::format("the mount point is not an absolute path: '{}'", request.target));
   }
+  if (!request.mount_namespace.empty() && request.mount_namespace != MountNamespace()) {
+    return absl::FailedPreconditionError(fmt::format(
+        "the engine of {} (process {}) is in another mount namespace, and would mount where "
+        "this one cannot see it: use another --state",
+        state_, ::getpid()));
+  }
   ASSIGN_OR_RETURN(const Choice choice, ChooseTransport(request));
   MountState mount;
   mount.record.writable_dir = request.writable_dir;
@@ -227,6 +247,9 @@ absl::StatusOr<MountState> EngineImpl::Prepare(const MountRequest& request, Imag
                               .reason = choice.reason};
   if (mount.record.description.writable && ::geteuid() != 0) {
     return absl::FailedPreconditionError("a writable mount needs root (overlayfs)");
+  }
+  if (!request.writable_dir.empty()) {
+    ASSIGN_OR_RETURN(mount.writable_lock, LockWritableDirectory(request.writable_dir));
   }
   ASSIGN_OR_RETURN(const RegistryAccess access, AccessFor(request.image, request.registry));
   ASSIGN_OR_RETURN(image, OpenImage(request.image, oci::Platform::Host(), access));
@@ -347,12 +370,19 @@ absl::Status EngineImpl::UnmountParts(const MountRecord& record, bool detach) {
 
 // Whether the mount at a target is the one that was made there: by its number in this kernel, or by
 // what it is made of, for mounts of an earlier engine.
+// Both where both are known, since the kernel gives the numbers of mounts that are gone to others.
 bool EngineImpl::IsOurs(const MountInfo& info, const MountRecord& record) const {
-  if (record.kernel_id != 0) return info.id == record.kernel_id;
+  if (record.kernel_id != 0 && info.id != record.kernel_id) return false;
+  // What is longer than mount options may be was named by a descriptor (fs_context.h).
+  const bool by_descriptor =
+      record.kernel_id != 0 && (info.source.starts_with("/proc/self/fd/") ||
+                                info.super_options.find("/proc/self/fd/") != std::string::npos);
+  if (by_descriptor) return true;
   const MountPaths paths(state_, record.description.id, record.writable_dir);
   if (info.type == "overlay") return info.super_options.find(paths.lower) != std::string::npos;
   if (info.type != "erofs") return info.source == paths.directory;
-  return info.source.starts_with(state_ + "/") || info.source.starts_with("/dev/loop");
+  return info.source.starts_with(state_ + "/") ||
+         LoopBackingFile(info.source).value_or("").starts_with(state_ + "/");
 }
 
 bool EngineImpl::InUse(const MountState& mount) {
@@ -387,7 +417,7 @@ void EngineImpl::Forget(const MountRecord& record) {
     holder_->Remove(DescriptorName(record)).IgnoreError();  // the connection has ended
   }
   RemoveTree(MountPaths(state_, id, "").directory);
-  if (!record.writable_dir.empty()) RemoveTree(record.writable_dir + "/work");
+  if (!record.writable_dir.empty()) RemoveTree(record.writable_dir + "/" + kWorkDirectory);
   if (absl::Status status = index_->RemoveMount(id); !status.ok()) {
     spdlog::error("forget mount {}: {}", id, std::string(status.message()));
   }

@@ -63,6 +63,9 @@ struct MountRequest {
   // Chosen at random by the client, or empty: a request that comes again with the token of a mount
   // that is there succeeds. The answer to the first may have been lost.
   std::string token;
+  // Of the client, as /proc/self/ns/mnt says; empty if it does not matter. An engine that lives in
+  // another one would mount where the client cannot see it.
+  std::string mount_namespace;
   PrefetchOptions prefetch;
   bool record = false;  // a profile, from the first read on
 };

@@ -48,6 +48,9 @@ inline constexpr char kBlobFsRecord[] = "fuse";
 uint64_t BlobFsId(const MountRecord& record);
 // A descriptor's name with the holder.
 std::string DescriptorName(const MountRecord& record);
+// Keeps others from mounting on the same writable directory, as long as the descriptor is open.
+// kFailedPrecondition if one does.
+absl::StatusOr<UniqueFd> LockWritableDirectory(const std::string& path);
 // Removes a directory tree of ours; what cannot be removed is logged.
 void RemoveTree(const std::string& path);
 
@@ -60,6 +63,7 @@ struct MountState {
   std::unique_ptr<TreeFs> tree;  // with Transport::kFuse
   // Instead of `tree` while its blobs cannot be attached: readers wait.
   std::optional<FuseHandover> waiting;
+  UniqueFd writable_lock;  // keeps other mounts away from record.writable_dir
   std::shared_ptr<chunkstore::ReadStats> prefetch_stats;  // null: there is no prefetch
   std::unique_ptr<Prefetcher::Ticket> prefetch;
 

@@ -343,6 +343,10 @@ std::shared_ptr<void> EngineImpl::UseImage(const MountRecord& record) {
 }
 
 void EngineImpl::Adopt(MountState mount) {
+  if (!mount.record.writable_dir.empty()) {
+    absl::StatusOr<UniqueFd> lock = LockWritableDirectory(mount.record.writable_dir);
+    if (lock.ok()) mount.writable_lock = *std::move(lock);  // or the user has moved it
+  }
   mount.image_use = UseImage(mount.record);
   for (const auto& blob : mount.blobs) blob->ShareChunks();
   const bool mounted = mount.record.phase == MountRecord::Phase::kMounted;

@@ -97,12 +97,17 @@ absl::StatusOr<registry::Settings> ParseRegistrySettings(const json& object) {
 }
 
 json ToJson(const MountRequest& request) {
-  return {
-      {"image", request.image},       {"target", request.target},
-      {"loop", request.loop},         {"transport", TransportName(request.transport)},
-      {"writable", request.writable}, {"writable_dir", request.writable_dir},
-      {"token", request.token},       {"registry", ToJson(request.registry, Secrets::kIncluded)},
-      {"record", request.record},     {"prefetch", ToJson(request.prefetch)}};
+  return {{"image", request.image},
+          {"target", request.target},
+          {"loop", request.loop},
+          {"transport", TransportName(request.transport)},
+          {"writable", request.writable},
+          {"writable_dir", request.writable_dir},
+          {"token", request.token},
+          {"mount_namespace", request.mount_namespace},
+          {"registry", ToJson(request.registry, Secrets::kIncluded)},
+          {"record", request.record},
+          {"prefetch", ToJson(request.prefetch)}};
 }
 
 json ToJson(const MountDescription& mount) {
@@ -215,6 +220,9 @@ absl::StatusOr<MountRequest> ParseMountRequest(const json& object) {
   ASSIGN_OR_RETURN(request.writable_dir, StringField(object, "writable_dir"));
   if (const json* settings = Find(object, "registry"); settings != nullptr) {
     ASSIGN_OR_RETURN(request.registry, ParseRegistrySettings(*settings));
+  }
+  if (object.contains("mount_namespace")) {
+    ASSIGN_OR_RETURN(request.mount_namespace, StringField(object, "mount_namespace"));
   }
   if (object.contains("token")) {
     ASSIGN_OR_RETURN(request.token, StringField(object, "token"));

@@ -89,6 +89,29 @@ absl::StatusOr<json> Execute(Engine& engine, const json& request) {
   return absl::InvalidArgumentError(fmt::format("unknown op '{}'", op));
 }
 
+// A request that needs more memory than there is must not take the mounts of others with it.
+absl::StatusOr<json> ExecuteSafely(Engine& engine, const json& request) {
+  try {
+    return Execute(engine, request);
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("not enough memory for the request");
+  } catch (const std::exception& error) {
+    return absl::InternalError(error.what());
+  }
+}
+
+// Undoes a mount whose client has gone without an answer.
+void UndoMount(Engine& engine, const json& reply) {
+  const auto mount = reply.find("ok");
+  if (mount == reply.end()) return;
+  const absl::StatusOr<std::string> target = StringField(*mount, "target");
+  if (!target.ok()) return;
+  spdlog::warn("who asked for the mount at {} has gone: unmounting it", *target);
+  if (absl::Status status = engine.Unmount(*target); !status.ok()) {
+    spdlog::error("{}", std::string(status.message()));
+  }
+}
+
 // One request on a thread of its own.
 class Connection {
  public:
@@ -114,11 +137,12 @@ class Connection {
     const absl::StatusOr<std::string> line = ReadLine(socket_.get());
     if (!line.ok()) return;
     const json request = json::parse(*line, nullptr, /*allow_exceptions=*/false);
-    absl::StatusOr<json> result = Execute(engine, request);
+    absl::StatusOr<json> result = ExecuteSafely(engine, request);
     const json reply = result.ok() ? json{{"ok", *result}} : ErrorToJson(result.status());
     const std::string text = reply.dump(-1, ' ', false, json::error_handler_t::replace);
     if (absl::Status status = WriteLine(socket_.get(), text); !status.ok()) {
       spdlog::warn("{}", std::string(status.message()));
+      if (request.value("op", "") == "mount") UndoMount(engine, reply);
     }
   }
 

@@ -45,6 +45,11 @@ absl::StatusOr<std::vector<MountInfo>> ReadMountInfo();
 // The uppermost mount at exactly this path, if there is one.
 absl::StatusOr<std::optional<MountInfo>> FindMount(const std::string& target);
 
+// The file behind "/dev/loopN"; nothing if `source` is no loop device in use.
+std::optional<std::string> LoopBackingFile(const std::string& source);
+// Which mount namespace this process is in, as text to compare.
+std::string MountNamespace();
+
 // What this process and kernel can do; `reason` says in words why not.
 struct Capability {
   bool available = false;
@@ -52,8 +57,9 @@ struct Capability {
 };
 // EROFS in the kernel, and the right to mount it.
 Capability CanMountErofs();
-// And from files: tried on a small image, as the kernel's configuration may say no.
-Capability CanMountErofsFromFile();
+// And from files in `directory`: tried on a small image, as the kernel's configuration may say no,
+// and so may the file system (tmpfs, overlayfs).
+Capability CanMountErofsFromFile(const std::string& directory);
 // /dev/fuse, and fusermount3 if not root.
 Capability CanUseFuse();
 

@@ -9,6 +9,9 @@
 #include <cerrno>
 #include <charconv>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <system_error>
 
 namespace lamina::fs {
 namespace {
@@ -133,6 +136,21 @@ absl::StatusOr<std::string> RealPath(const std::string& path) {
   std::string result(resolved);
   ::free(resolved);
   return result;
+}
+
+std::optional<std::string> LoopBackingFile(const std::string& source) {
+  constexpr std::string_view kDevices = "/dev/";
+  if (!source.starts_with("/dev/loop")) return std::nullopt;
+  // sysfs has the path, and " (deleted)" behind it if it is gone.
+  std::ifstream file("/sys/block/" + source.substr(kDevices.size()) + "/loop/backing_file");
+  std::string path;
+  if (!std::getline(file, path)) return std::nullopt;
+  return path;
+}
+
+std::string MountNamespace() {
+  std::error_code error;
+  return std::filesystem::read_symlink("/proc/self/ns/mnt", error).native();
 }
 
 }  // namespace lamina::fs

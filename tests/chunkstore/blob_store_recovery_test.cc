@@ -302,8 +302,10 @@ TEST_F(FullDiskTest, ReadsFailWithAReasonAndGoOnWhenThereIsSpace) {
   std::ofstream(state() + "/filler") << std::string(2 << 20, 'x');
   const auto attached = (*opened)->Attach(blob.descriptor(), NewOrigin());
   ASSERT_TRUE(attached.ok()) << attached.status();
-  const absl::Status full = ReadBlob(**attached).status();
-  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted) << full;
+  // What was read before may be evicted for what is read now, but not while it is being read.
+  const auto full = ReadBlob(**attached);
+  EXPECT_TRUE(full.ok() ? *full == expected : absl::IsResourceExhausted(full.status()))
+      << full.status();
   EXPECT_LT((*attached)->present_frames(), blob.info.frames);
   for (uint32_t i = 0; i < (*attached)->frames().size(); ++i) {
     const uint64_t offset = uint64_t{i} * kFrameSize;

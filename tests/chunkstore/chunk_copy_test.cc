@@ -99,7 +99,8 @@ TEST_F(ChunkCopyTest, CopiesWhatEvictionLeftAndFetchesTheRest) {
   const auto first = Attach(*store, first_, NewOrigin());
   const auto second = Attach(*store, second_, NewOrigin());
   ASSERT_TRUE(ReadBlob(*first).ok());
-  store->Shrink(first->size() / 2);
+  // What was read last is let go of a moment after the read has returned.
+  while (store->GetUsage().used_bytes > first->size() / 2) store->Shrink(first->size() / 2);
   const auto stats = std::make_shared<ReadStats>();
   EXPECT_TRUE(ReadBlob(*second, 0, second->size(), stats).value() == AddressSpace(second_));
   EXPECT_GT(stats->copied_frames, 0u);

@@ -197,6 +197,7 @@ def small_disk(workspace):
     workspace.state.mkdir()
     subprocess.run(["mount", "-o", "loop", disk, workspace.state], check=True)
     try:
+        (workspace.state / "lock").touch()  # it is one: without, a directory of others is refused
         filler = workspace.state / "filler"
         filler.write_bytes(bytes(40 * MIB))
         yield filler
@@ -537,3 +538,61 @@ def _(workspace):
                             env=dict(os.environ, HOME=str(home)))
     check(result.returncode == 0, result.stdout.decode(errors="replace"))
     check(b"transport    fuse" in result.stdout, f"it says {result.stdout!r}")
+
+
+@test("mount.writable-directory-serves-one-mount-and-keeps-what-is-the-users")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    directory = workspace.new_directory("mine")
+    (directory / "work").mkdir()
+    (directory / "work" / "thesis").write_text("precious")
+    with workspace.mounted(image, f"--writable-dir={directory}") as mounted:
+        (mounted / "new").write_text("new")
+        other = workspace.new_directory("other")
+        result = workspace.lamina("mount", image, other, f"--state={workspace.state}",
+                                  f"--writable-dir={directory}", status=1)
+        check("is the writable directory of another mount" in result.stderr, result.stderr)
+        (mounted / "newer").write_text("newer")  # the first one goes on
+    check_equal((directory / "upper" / "newer").read_text(), "newer", "what was written")
+    check_equal((directory / "work" / "thesis").read_text(), "precious", "the user's own file")
+    check_equal(sorted(os.listdir(directory)), ["upper", "work"], "what is left")
+
+
+@test("mount.engine-in-another-mount-namespace-is-an-error")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    inside = workspace.new_directory("inside")
+    subprocess.run(["unshare", "--mount", program("LAMINA"), "mount", image, inside,
+                    f"--state={workspace.state}"], check=True, capture_output=True)
+    outside = workspace.new_directory("outside")
+    result = workspace.lamina("mount", image, outside, f"--state={workspace.state}", status=1)
+    check("another mount namespace" in result.stderr, result.stderr)
+    for process in workspace.processes():
+        os.kill(process, signal.SIGTERM)
+    wait_until(lambda: not workspace.processes(), "the server ends")
+
+
+@test("mount.paths-that-requests-cannot-carry-are-refused")
+def _(workspace):
+    image = workspace.converted(small_image(FILES))
+    target = os.fsencode(workspace.root) + b"/caf\xe9"
+    os.mkdir(target)
+    result = workspace.lamina("mount", image, target, f"--state={workspace.state}", status=1)
+    check("not UTF-8" in result.stderr, result.stderr)
+
+
+@test("mount.state-on-tmpfs-uses-loop-devices")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    workspace.state.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", workspace.state], check=True)
+    try:
+        with workspace.mounted(image) as mounted:
+            expect_content(mounted)
+            check_equal(workspace.stats(mounted)[0]["loop"], True, "loop devices are used")
+        wait_until(lambda: not workspace.processes(), "the server ends")
+    finally:
+        subprocess.run(["umount", "--lazy", workspace.state], check=True)

@@ -91,7 +91,10 @@ absl::Status CheckCredentials(const Options& options) {
 
 absl::Status CheckReferences(const fs::ConvertOptions& options) {
   RETURN_IF_ERROR(fs::ImageReference::Parse(options.source).status());
-  RETURN_IF_ERROR(fs::ImageReference::ParseConverted(options.destination).status(), "destination");
+  if (!options.destination.empty()) {  // else it goes beside the source, as a referrer
+    RETURN_IF_ERROR(fs::ImageReference::ParseConverted(options.destination).status(),
+                    "destination");
+  }
   return absl::OkStatus();
 }
 

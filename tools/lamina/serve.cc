@@ -47,7 +47,8 @@ absl::Status PrepareState(const std::string& state) {
        entry.increment(error)) {
     const std::string name = entry->path().filename();
     if (name == kLockFile) return absl::OkStatus();
-    if (name != kLogFile) empty = false;  // an engine may fail before it has a lock
+    // An engine may fail before it has a lock; a file system of its own may have been made for it.
+    if (name != kLogFile && name != "lost+found") empty = false;
   }
   if (error) return ErrnoStatus(error.value(), "state directory " + state);
   if (empty) return absl::OkStatus();
