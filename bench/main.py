@@ -8,12 +8,14 @@ import sys
 
 import convert
 import mount
+import network
 import read
 from inputs import Inputs
 from node import Node
 from report import machine, publish
 
-BENCHES = {"read": read.measure, "convert": convert.measure, "mount": mount.measure}
+BENCHES = {"read": read.measure, "convert": convert.measure, "mount": mount.measure,
+           "network": network.measure}
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 """A node without the image, and a registry at the end of a slow network: starting and reading it
 lazily against pulling and unpacking it."""
 
+import json
 import pathlib
 import shutil
 import subprocess
@@ -31,20 +32,31 @@ class NetworkBench:
     def __init__(self, node: Node, wire: Wire):
         self._node = node
         self._wire = wire
-        self._metered = f"docker://{wire.metered}/{IMAGE}"
+        self._touched = 0
+
+    def _metered(self, name: str) -> str:
+        return f"docker://{self._wire.metered}/{IMAGE}-{name}:latest"
 
     def publish(self, image: pathlib.Path) -> None:
         """The image as it is, converted, and converted with the profile of the program."""
-        to = f"docker://{self._wire.registry}/{IMAGE}"
+        def at_registry(name: str) -> str:
+            return f"docker://{self._wire.registry}/{IMAGE}-{name}:latest"
+
         run("skopeo", "copy", "--quiet", "--dest-tls-verify=false", f"oci:{image}:latest",
-            f"{to}:original")
-        for tag in ("lazy", "profiled", "packed"):
-            run(self._node.lamina, "convert", "--plain-http", f"{to}:original", f"{to}:{tag}")
+            at_registry("original"))
+        run(self._node.lamina, "convert", "--plain-http", at_registry("original"),
+            at_registry("lazy"))
+        # Each in a repository of its own, as a profile belongs to a digest in a repository.
+        for name in ("profiled", "packed"):
+            run("skopeo", "copy", "--quiet", "--src-tls-verify=false", "--dest-tls-verify=false",
+                at_registry("lazy"), at_registry(name))
         profile = self._node.work / "profile.json"
         run(self._node.lamina, "profile", "record", "--plain-http", f"--output={profile}",
-            f"--state={self._node.directory('record')}", f"{to}:profiled", "--", *PROGRAM)
-        run(self._node.lamina, "profile", "attach", "--plain-http", f"{to}:profiled", profile)
-        run(self._node.lamina, "profile", "attach", "--plain-http", "--pack", f"{to}:packed", profile)
+            f"--state={self._node.directory('record')}", at_registry("lazy"), "--", *PROGRAM)
+        run(self._node.lamina, "profile", "attach", "--plain-http", at_registry("profiled"), profile)
+        packed = output(self._node.lamina, "profile", "attach", "--plain-http", "--pack", "--json",
+                        at_registry("packed"), profile)
+        self._touched = json.loads(packed)["pack_bytes"]  # of frames as they are in the blob
 
     def starts(self, samples: int) -> list[Row]:
         rows = []
@@ -61,11 +73,11 @@ class NetworkBench:
                                         ("packed", self._start_lazily)):
                         before = self._wire.counts()
                         drop_caches()
-                        seconds, written, touched = start(name)
+                        seconds, written = start(name)
                         after = self._wire.counts()
                         times.setdefault(name, []).append(seconds)
                         used.setdefault(name, []).append({
-                            "written": written, "touched": touched,
+                            "written": written,
                             "requests": after["requests"] - before["requests"],
                             "bytes": after["bytes"] - before["bytes"]})
             for name, least in (("lazy", 10), ("profiled", 20), ("packed", 20)):
@@ -81,22 +93,21 @@ class NetworkBench:
                 most = 1 if name != "lazy" else None
                 rows.append(limited(
                     f"same: requests for each 4 MiB of frames touched, {name}", "",
-                    [run["requests"] / max(1.0, run["touched"] / (4 * MIB)) for run in used[name]],
+                    [run["requests"] / (self._touched / (4 * MIB)) for run in used[name]],
                     most=most))
         return rows
 
-    def _start_lazily(self, tag: str) -> tuple[float, int, int]:
+    def _start_lazily(self, name: str) -> tuple[float, int]:
         state = self._node.work / "lazy-state"
-        image = f"{self._metered}:{tag}"
         start = time.monotonic()
-        run(self._node.lamina, "run", "--plain-http", f"--state={state}", image, "--", *PROGRAM)
+        run(self._node.lamina, "run", "--plain-http", f"--state={state}", self._metered(name), "--",
+            *PROGRAM)
         seconds = time.monotonic() - start
         written = bytes_on_disk(state)
-        touched = self._node.bytes_present(state, image)
         remove(state)
-        return seconds, written, touched
+        return seconds, written
 
-    def _pull_and_start(self, _: str) -> tuple[float, int, int]:
+    def _pull_and_start(self, _: str) -> tuple[float, int]:
         work = self._node.directory("pulled")
         start = time.monotonic()
         self._pull(work)
@@ -104,17 +115,17 @@ class NetworkBench:
         seconds = time.monotonic() - start
         written = bytes_on_disk(work)
         shutil.rmtree(work)
-        return seconds, written, 0
+        return seconds, written
 
     def _pull(self, work: pathlib.Path) -> None:
-        run("skopeo", "copy", "--quiet", "--src-tls-verify=false", f"{self._metered}:original",
+        run("skopeo", "copy", "--quiet", "--src-tls-verify=false", self._metered("original"),
             f"oci:{work}/image:latest")
         run("umoci", "--log=error", "unpack", "--image", f"{work}/image:latest", work / "bundle")
 
     def warm_start(self, samples: int) -> list[Row]:
         state = self._node.directory("warm-state")
         lazy, local = [], []
-        with self._node.mount(f"{self._metered}:lazy", state, "warm", "--plain-http") as target:
+        with self._node.mount(self._metered("lazy"), state, "warm", "--plain-http") as target:
             tree = self._node.directory("warm-tree")
             run("cp", "-a", f"{target}/.", tree)
             with self._node.mount_local_erofs(tree, "local") as local_target:
@@ -136,7 +147,7 @@ class NetworkBench:
                     drop_caches()
                     state = self._node.directory("full-state")
                     start = time.monotonic()
-                    with self._node.mount(f"{self._metered}:lazy", state, "full",
+                    with self._node.mount(self._metered("lazy"), state, "full",
                                           "--plain-http") as target:
                         read_all(target)
                         lazy.append(time.monotonic() - start)
@@ -155,19 +166,20 @@ class NetworkBench:
 
     def prefetches(self, samples: int) -> list[Row]:
         """Not through the meter, which is slower than the registry."""
-        layer = self._node.largest_layer(f"docker://{self._wire.registry}/{IMAGE}:lazy")
-        url = f"http://{self._wire.registry}/v2/{IMAGE}/blobs/{layer['digest']}"
+        image = f"docker://{self._wire.registry}/{IMAGE}-lazy:latest"
+        report = json.loads(output(self._node.lamina, "inspect", "--plain-http", "--json", image))
+        layer = max(report["layers"], key=lambda layer: layer["bytes"])
+        url = f"http://{self._wire.registry}/v2/{IMAGE}-lazy/blobs/{layer['digest']}"
         lazy, curl = [], []
         for _ in range(samples):
             state = self._node.directory("prefetch-state")
             start = time.monotonic()
-            run(self._node.lamina, "prefetch", "--plain-http", f"--state={state}",
-                f"docker://{self._wire.registry}/{IMAGE}:lazy")
-            lazy.append(layer["size"] / MIB / (time.monotonic() - start))
+            run(self._node.lamina, "prefetch", "--plain-http", f"--state={state}", image)
+            lazy.append(layer["bytes"] / MIB / (time.monotonic() - start))
             shutil.rmtree(state)
             start = time.monotonic()
             run("curl", "--silent", "--fail", "--output", self._node.work / "blob", url)
-            curl.append(layer["size"] / MIB / (time.monotonic() - start))
+            curl.append(layer["bytes"] / MIB / (time.monotonic() - start))
         return [compared("prefetch of an image", "MiB/s of the blob", lazy, "curl of the blob", curl,
                          least=0.9)]
 

@@ -11,6 +11,7 @@
 #include <set>
 #include <thread>
 
+#include "chunkstore/base/signals.h"
 #include "chunkstore/http/curl_library.h"
 #include "chunkstore/http/transfer.h"
 
@@ -23,8 +24,9 @@ constexpr int kMaxPollMilliseconds = 60'000;
 
 class EventClient : public Client {
  public:
-  EventClient(const ClientOptions& options, CURLM* multi)
-      : options_(options), multi_(multi), thread_([this] { Run(); }) {
+  EventClient(const ClientOptions& options, CURLM* multi) : options_(options), multi_(multi) {
+    const BlockedSignals blocked;
+    thread_ = std::thread([this] { Run(); });
     ::pthread_setname_np(thread_.native_handle(), "lamina-http");
   }
 

@@ -21,6 +21,7 @@
 #include <cstring>
 #include <string>
 
+#include "chunkstore/base/signals.h"
 #include "fs/mount/mountinfo.h"
 
 namespace lamina::fs {
@@ -44,23 +45,6 @@ constexpr uint64_t kNoRequest = uint64_t{1} << 62;
 
 // Of FuseSession::state().
 constexpr std::string_view kStateVersion = "1";
-
-// For the life of the object no signal is delivered to this thread or to threads that it starts:
-// signals are the program's business.
-class BlockedSignals {
- public:
-  BlockedSignals() {
-    sigset_t all;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~BlockedSignals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  BlockedSignals(const BlockedSignals&) = delete;
-  BlockedSignals& operator=(const BlockedSignals&) = delete;
-
- private:
-  sigset_t before_;
-};
 
 // An epoll descriptor that waits for both. A request wakes one of the threads only
 // (EPOLLEXCLUSIVE), an end of the session all of them.
