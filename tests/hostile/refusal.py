@@ -50,12 +50,12 @@ def snapshot(directory):
     return found
 
 
-def check_refused(workspace, pattern, *arguments):
+def check_refused(workspace, pattern, *arguments, expected_code=1):
     """`lamina ARGUMENTS` must fail with an error that matches `pattern`, leaving everything below the
     workspace as it was."""
     before = snapshot(workspace.root)
     code, error, memory = run_measured(*arguments)
-    check_equal(code, 1, f"exit code ({error!r})")
+    check_equal(code, expected_code, f"exit code ({error!r})")
     check(error.startswith("lamina: ") and error.endswith("\n") and error.count("\n") == 1,
           f"not one line of error: {error!r}")
     check(re.search(pattern, error), f"the error does not match {pattern!r}: {error!r}")
@@ -65,14 +65,16 @@ def check_refused(workspace, pattern, *arguments):
     check_equal([path for path in before if before[path] != after[path]], [], "what changed")
 
 
-def check_conversion_refused(workspace, source, pattern):
+def check_conversion_refused(workspace, source, pattern, expected_code=1):
     """As above, for a conversion to a new layout and into one that exists."""
-    check_refused(workspace, pattern, "convert", source, f"oci:{workspace.path('destination')}:new")
+    check_refused(workspace, pattern, "convert", source, f"oci:{workspace.path('destination')}:new",
+                  expected_code=expected_code)
     existing = workspace.path("existing")
     if not existing.exists():
         small_image().write(workspace.path("good"))
         workspace.lamina("convert", f"oci:{workspace.path('good')}", f"oci:{existing}:kept")
-    check_refused(workspace, pattern, "convert", source, f"oci:{existing}:new")
+    check_refused(workspace, pattern, "convert", source, f"oci:{existing}:new",
+                  expected_code=expected_code)
 
 
 def check_contained(workspace, source):
