@@ -531,7 +531,7 @@ def _(workspace):
 
 
 NGINX = """
-daemon off; user root; worker_processes 1; pid {root}/nginx.pid; error_log {root}/nginx.err;
+daemon off; master_process off; user root; pid {root}/nginx.pid; error_log {root}/nginx.err;
 events {{ worker_connections 512; }}
 http {{
   log_format line '$server_protocol $connection $request_method $uri $status';
