@@ -80,6 +80,11 @@ def engines(state_prefix: str) -> list[int]:
     return found
 
 
+def parent_of(pid: int) -> int:
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("PPid:")).split()[1])
+
+
 def end_engines_below(directory: pathlib.Path) -> None:
     """Engines without mounts end by themselves; one that hangs is ended."""
     deadline = time.monotonic() + 10
@@ -162,6 +167,8 @@ class Node:
     def engine(self, state: pathlib.Path) -> int:
         """The process that serves the mounts of a state directory."""
         found = engines(str(state))
+        # An engine has a helper, its child, that mounts.
+        found = [pid for pid in found if parent_of(pid) not in found]
         if len(found) != 1:
             raise RuntimeError(f"{len(found)} engines of {state}")
         return found[0]
