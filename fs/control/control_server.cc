@@ -5,15 +5,10 @@
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 #include <grpcpp/server_posix.h>
-#include <poll.h>
-#include <spdlog/spdlog.h>
-#include <sys/eventfd.h>
-#include <sys/socket.h>
 
-#include <cerrno>
-#include <thread>
 #include <utility>
 
+#include "fs/control/acceptor.h"
 #include "fs/control/control.grpc.pb.h"
 
 namespace lamina::fs {
@@ -139,45 +134,30 @@ class MountsService final : public control::v1::Mounts::Service {
 class GrpcControlServer final : public ControlServer {
  public:
   GrpcControlServer(Engine& engine, UniqueFd listener)
-      : service_(engine), listener_(std::move(listener)) {}
+      : service_(engine),
+        acceptor_(std::move(listener), [this](UniqueFd socket) { Serve(std::move(socket)); }) {}
   ~GrpcControlServer() override {
-    if (stop_.valid()) ::eventfd_write(stop_.get(), 1);
-    if (thread_.joinable()) thread_.join();
+    acceptor_.Stop();
     if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now() + kFinishFor);
   }
 
   absl::Status Run() {
-    stop_.Reset(::eventfd(0, EFD_CLOEXEC));
-    if (!stop_.valid()) return ErrnoStatus(errno, "eventfd");
     grpc::ServerBuilder builder;
     builder.RegisterService(&service_);
     server_ = builder.BuildAndStart();
     if (server_ == nullptr) return absl::InternalError("gRPC server does not start");
-    thread_ = std::thread([this] { Accept(); });
-    return absl::OkStatus();
+    return acceptor_.Start("gRPC socket");
   }
 
  private:
-  void Accept() {
-    while (true) {
-      pollfd events[] = {{.fd = listener_.get(), .events = POLLIN},
-                         {.fd = stop_.get(), .events = POLLIN}};
-      if (::poll(events, std::size(events), -1) < 0 && errno != EINTR) {
-        spdlog::error("gRPC socket: {}", std::string(ErrnoStatus(errno, "poll").message()));
-        return;
-      }
-      if (events[1].revents != 0) return;
-      if (events[0].revents == 0) continue;
-      UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (socket.valid()) grpc::AddInsecureChannelFromFd(server_.get(), socket.Release());
-    }
+  void Serve(UniqueFd socket) {
+    ::fcntl(socket.get(), F_SETFL, O_NONBLOCK);
+    grpc::AddInsecureChannelFromFd(server_.get(), socket.Release());
   }
 
   MountsService service_;
-  UniqueFd listener_;
-  UniqueFd stop_;  // readable (eventfd) once the thread shall end
   std::unique_ptr<grpc::Server> server_;
-  std::thread thread_;
+  Acceptor acceptor_;
 };
 
 }  // namespace

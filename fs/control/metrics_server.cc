@@ -2,16 +2,13 @@
 //
 // As much of HTTP as a scraper needs: one request on a connection, which is then closed. Not
 // prometheus-cpp's own server, which cannot listen on a unix socket.
-#include <poll.h>
-#include <spdlog/spdlog.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <thread>
 #include <utility>
 
+#include "fs/control/acceptor.h"
 #include "fs/control/metrics.h"
 
 namespace lamina::fs {
@@ -46,35 +43,12 @@ void Send(int socket, std::string_view text) {
 class HttpMetricsServer final : public MetricsServer {
  public:
   HttpMetricsServer(Engine& engine, UniqueFd listener)
-      : engine_(engine), listener_(std::move(listener)) {}
-  ~HttpMetricsServer() override {
-    if (stop_.valid()) ::eventfd_write(stop_.get(), 1);
-    if (thread_.joinable()) thread_.join();
-  }
+      : engine_(engine),
+        acceptor_(std::move(listener), [this](const UniqueFd& socket) { Answer(socket.get()); }) {}
 
-  absl::Status Run() {
-    stop_.Reset(::eventfd(0, EFD_CLOEXEC));
-    if (!stop_.valid()) return ErrnoStatus(errno, "eventfd");
-    thread_ = std::thread([this] { Serve(); });
-    return absl::OkStatus();
-  }
+  absl::Status Run() { return acceptor_.Start("metrics socket"); }
 
  private:
-  void Serve() {
-    while (true) {
-      pollfd events[] = {{.fd = listener_.get(), .events = POLLIN},
-                         {.fd = stop_.get(), .events = POLLIN}};
-      if (::poll(events, std::size(events), -1) < 0 && errno != EINTR) {
-        spdlog::error("metrics socket: {}", std::string(ErrnoStatus(errno, "poll").message()));
-        return;
-      }
-      if (events[1].revents != 0) return;
-      if (events[0].revents == 0) continue;
-      const UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-      if (socket.valid()) Answer(socket.get());
-    }
-  }
-
   void Answer(int socket) {
     ::setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &kTimeout, sizeof(kTimeout));
     ::setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &kTimeout, sizeof(kTimeout));
@@ -91,9 +65,7 @@ class HttpMetricsServer final : public MetricsServer {
   }
 
   Engine& engine_;
-  const UniqueFd listener_;
-  UniqueFd stop_;  // readable (eventfd) once the thread shall end
-  std::thread thread_;
+  Acceptor acceptor_;
 };
 
 }  // namespace
