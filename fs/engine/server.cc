@@ -142,7 +142,7 @@ class Connection {
     const std::string text = reply.dump(-1, ' ', false, json::error_handler_t::replace);
     if (absl::Status status = WriteLine(socket_.get(), text); !status.ok()) {
       spdlog::warn("{}", std::string(status.message()));
-      if (request.value("op", "") == "mount") UndoMount(engine, reply);
+      if (StringField(request, "op").value_or("") == "mount") UndoMount(engine, reply);
     }
   }
 
