@@ -91,7 +91,7 @@ absl::Status EngineImpl::RestoreMounts() {
     }
   }
   if (blob_fs_ == nullptr) RETURN_IF_ERROR(RemoveBlobFs());
-  for (MountRecord& record : left.lost) CleanUp(std::move(record));
+  for (const MountRecord& record : left.lost) CleanUp(record);
   CleanUpUnrecorded();
   ForgetGone();
   restored_uses_.clear();
@@ -358,13 +358,12 @@ void EngineImpl::Adopt(MountState mount) {
   }
 }
 
-void EngineImpl::CleanUp(MountRecord lost) {
-  const std::string target = lost.description.target;
+void EngineImpl::CleanUp(const MountRecord& lost) {
+  const std::string& target = lost.description.target;
   if (lost.phase == MountRecord::Phase::kMounted) {
     spdlog::warn("{} was left mounted, and nothing serves it: unmounting it", target);
     cleaned_targets_.insert(target);
   }
-  lost.kernel_id = 0;  // the kernel may have given it to another mount
   if (absl::Status status = UnmountParts(lost, /*detach=*/true); !status.ok()) {
     spdlog::error("{}", std::string(status.message()));
     return;
