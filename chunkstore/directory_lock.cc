@@ -2,9 +2,7 @@
 #include "chunkstore/directory_lock.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 
-#include <cerrno>
 #include <filesystem>
 #include <system_error>
 
@@ -15,8 +13,8 @@ absl::StatusOr<UniqueFd> LockDirectory(const std::string& directory) {
   std::filesystem::create_directories(directory, error);
   if (error) return ErrnoStatus(error.value(), "create directory " + directory);
   ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(directory, O_RDONLY | O_DIRECTORY));
-  if (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) return fd;
-  if (errno != EWOULDBLOCK) return ErrnoStatus(errno, "lock directory " + directory);
+  ASSIGN_OR_RETURN(const bool locked, TryLock(fd.get()), "lock directory {}", directory);
+  if (locked) return fd;
   return absl::UnavailableError(
       fmt::format("directory {} is in use by another process", directory));
 }

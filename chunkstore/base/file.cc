@@ -2,7 +2,9 @@
 #include "chunkstore/base/file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -141,6 +143,19 @@ TemporaryDirectory& TemporaryDirectory::operator=(TemporaryDirectory&& other) no
 TemporaryDirectory::~TemporaryDirectory() {
   std::error_code ignored;  // nothing can be done about it in a destructor
   if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+}
+
+absl::StatusOr<bool> TryLock(int fd) {
+  if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return true;
+  if (errno == EWOULDBLOCK) return false;
+  return ErrnoStatus(errno, "flock");
+}
+
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 }  // namespace lamina

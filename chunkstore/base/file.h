@@ -106,6 +106,14 @@ class TemporaryDirectory {
   std::string path_;
 };
 
+// Takes the exclusive flock(2) of an open file or directory without waiting: false if somebody else
+// has it. It lasts as long as the descriptor, however the process ends.
+absl::StatusOr<bool> TryLock(int fd);
+
+// Lets the process have as many descriptors as the hard limit says. The soft one is low for the sake
+// of select(2); children have the raised one as well.
+void RaiseDescriptorLimit();
+
 // Bytes of a string or trivially copyable object, for the calls above.
 inline std::span<const std::byte> AsBytes(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));

@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -60,12 +59,10 @@ bool HasNul(const std::string& text) { return text.find('\0') != std::string::np
 
 absl::StatusOr<UniqueFd> LockWritableDirectory(const std::string& path) {
   ASSIGN_OR_RETURN(UniqueFd lock, OpenFile(path, O_RDONLY | O_DIRECTORY));
-  if (::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) return lock;
-  if (errno == EWOULDBLOCK) {
-    return absl::FailedPreconditionError(
-        fmt::format("{} is the writable directory of another mount", path));
-  }
-  return ErrnoStatus(errno, "lock " + path);
+  ASSIGN_OR_RETURN(const bool locked, TryLock(lock.get()), "lock {}", path);
+  if (locked) return lock;
+  return absl::FailedPreconditionError(
+      fmt::format("{} is the writable directory of another mount", path));
 }
 
 void RemoveTree(const std::string& path) {
@@ -596,12 +593,10 @@ absl::StatusOr<UniqueFd> LockStateDirectory(const std::string& state) {
   if (error) return ErrnoStatus(error.value(), "create the parent of " + state);
   RETURN_IF_ERROR(MakeDirectory(state, 0700));
   ASSIGN_OR_RETURN(UniqueFd lock, OpenFile(state + "/lock", O_RDWR | O_CREAT, 0600));
-  if (::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) return lock;
-  if (errno == EWOULDBLOCK) {
-    return absl::UnavailableError(
-        fmt::format("state directory {} is in use by another engine", state));
-  }
-  return ErrnoStatus(errno, fmt::format("lock {}/lock", state));
+  ASSIGN_OR_RETURN(const bool locked, TryLock(lock.get()), "lock {}/lock", state);
+  if (locked) return lock;
+  return absl::UnavailableError(
+      fmt::format("state directory {} is in use by another engine", state));
 }
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Open(const EngineOptions& options) {

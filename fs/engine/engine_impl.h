@@ -152,7 +152,7 @@ class EngineImpl : public Engine {
   std::shared_ptr<void> UseImage(const MountRecord& record);
   void Adopt(MountState mount);
   absl::Status RemoveBlobFs();
-  void CleanUp(MountRecord lost);
+  void CleanUp(const MountRecord& lost);
   void CleanUpUnrecorded();
 
   const std::string state_;

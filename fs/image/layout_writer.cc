@@ -105,7 +105,7 @@ void RemoveStaleStaging(const std::string& parent) {
       RemoveUnlockedStaging(path);
     } else if (!lock.ok()) {
       continue;
-    } else if (::flock(lock->get(), LOCK_EX | LOCK_NB) == 0) {
+    } else if (TryLock(lock->get()).value_or(false)) {
       std::error_code ignored;
       std::filesystem::remove_all(path, ignored);
     }
@@ -212,10 +212,8 @@ absl::StatusOr<LayoutWriter::Staging> LayoutWriter::CreateStaging(const std::str
     absl::StatusOr<UniqueFd> lock = OpenFile(path, O_RDWR | O_CREAT | O_EXCL, 0600);
     if (absl::IsNotFound(lock.status())) continue;
     RETURN_IF_ERROR(lock.status());
-    if (::flock(lock->get(), LOCK_EX | LOCK_NB) != 0) {
-      if (errno == EWOULDBLOCK) continue;
-      return ErrnoStatus(errno, "lock " + path);
-    }
+    ASSIGN_OR_RETURN(const bool locked, TryLock(lock->get()), "lock {}", path);
+    if (!locked) continue;
     if (IsSameFile(path, *lock)) return Staging{*std::move(lock), std::move(directory)};
   }
   return absl::UnavailableError(

@@ -17,6 +17,7 @@
 #include <filesystem>
 #include <vector>
 
+#include "chunkstore/base/descriptor_message.h"
 #include "fs/mount/fs_context.h"
 
 namespace lamina::fs {
@@ -87,27 +88,9 @@ absl::Status RunFusermount(std::vector<std::string> arguments, int socket) {
 }
 
 absl::StatusOr<UniqueFd> ReceiveDescriptor(int socket) {
-  char byte = 0;
-  iovec data{&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
-  ssize_t got = 0;
-  do {
-    got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-  } while (got < 0 && errno == EINTR);
-  if (got < 0) return ErrnoStatus(errno, fmt::format("receive from {}", kFusermount));
-  const cmsghdr* header = CMSG_FIRSTHDR(&message);
-  if (header == nullptr || header->cmsg_type != SCM_RIGHTS ||
-      header->cmsg_len != CMSG_LEN(sizeof(int))) {
-    return absl::InternalError(fmt::format("{} sent no descriptor", kFusermount));
-  }
-  int fd = -1;
-  std::memcpy(&fd, CMSG_DATA(header), sizeof(fd));
-  return UniqueFd(fd);
+  ASSIGN_OR_RETURN(DescriptorMessage message, ReceiveDescriptorMessage(socket), "{}", kFusermount);
+  if (message.fd.valid()) return std::move(message.fd);
+  return absl::InternalError(fmt::format("{} sent no descriptor", kFusermount));
 }
 
 // `text` for a comma-separated list of fusermount3's.

@@ -18,36 +18,16 @@
 #include <functional>
 #include <optional>
 
+#include "chunkstore/base/descriptor_message.h"
+
 namespace lamina::fs {
 namespace {
 
 using ::testing::IsEmpty;
 
 // A message as systemd receives it.
-struct Message {
-  std::string text;
-  UniqueFd fd;
-};
-
-Message Receive(int socket) {
-  char text[4096];
-  iovec data{text, sizeof(text)};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-  msghdr packet{};
-  packet.msg_iov = &data;
-  packet.msg_iovlen = 1;
-  packet.msg_control = control;
-  packet.msg_controllen = sizeof(control);
-  const ssize_t length = ::recvmsg(socket, &packet, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-  Message message;
-  if (length < 0) return message;
-  message.text.assign(text, static_cast<size_t>(length));
-  if (const cmsghdr* header = CMSG_FIRSTHDR(&packet); header != nullptr) {
-    int fd = -1;
-    std::memcpy(&fd, CMSG_DATA(header), sizeof(fd));
-    message.fd.Reset(fd);
-  }
-  return message;
+DescriptorMessage Receive(int socket) {
+  return ReceiveDescriptorMessage(socket, MSG_DONTWAIT).value_or(DescriptorMessage{});
 }
 
 ino_t InodeOf(int fd) {
@@ -89,11 +69,11 @@ TEST_P(NotifyTest, DescriptorsGoToTheHolderAndAreRemovedByName) {
   ASSERT_TRUE(holder.Remove("fuse-7").ok());
   ASSERT_TRUE(holder.Ready().ok());
 
-  const Message store = Receive(systemd_.get());
+  const DescriptorMessage store = Receive(systemd_.get());
   EXPECT_EQ(store.text, "FDSTORE=1\nFDNAME=fuse-7");
   ASSERT_TRUE(store.fd.valid());
   EXPECT_EQ(InodeOf(store.fd.get()), InodeOf(file.get()));
-  const Message remove = Receive(systemd_.get());
+  const DescriptorMessage remove = Receive(systemd_.get());
   EXPECT_EQ(remove.text, "FDSTOREREMOVE=1\nFDNAME=fuse-7");
   EXPECT_FALSE(remove.fd.valid());
   EXPECT_EQ(Receive(systemd_.get()).text, "READY=1");

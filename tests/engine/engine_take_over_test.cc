@@ -15,6 +15,7 @@
 #include <map>
 #include <thread>
 
+#include "chunkstore/base/descriptor_message.h"
 #include "fs/engine/engine.h"
 #include "fs/mount/mount.h"
 #include "tests/engine/test_image.h"
@@ -55,23 +56,13 @@ class EngineTakeOverTest : public ::testing::TestWithParam<Transport> {
   // Does as holders do.
   void ReceiveAll() {
     while (true) {
-      char text[4096];
-      iovec data{text, sizeof(text)};
-      alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-      msghdr packet{};
-      packet.msg_iov = &data;
-      packet.msg_iovlen = 1;
-      packet.msg_control = control;
-      packet.msg_controllen = sizeof(control);
-      const ssize_t length = ::recvmsg(ours_.get(), &packet, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-      if (length < 0) return;
-      const std::string message(text, static_cast<size_t>(length));
+      auto received = ReceiveDescriptorMessage(ours_.get(), MSG_DONTWAIT);
+      if (!received.ok()) return;
+      const std::string& message = received->text;
       const std::string name = message.substr(message.find("FDNAME=") + 7);
       if (message.starts_with("FDSTOREREMOVE=1")) held_.erase(name);
       if (!message.starts_with("FDSTORE=1")) continue;
-      int fd = -1;
-      std::memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&packet)), sizeof(fd));
-      held_.emplace(name, fd);
+      held_.emplace(name, std::move(received->fd));
     }
   }
   // An engine in a process that does `work` and is then killed.

@@ -2,7 +2,6 @@
 #include "tools/lamina/bundle.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -26,7 +25,7 @@ constexpr int kAttempts = 10;
 // An exclusive lock on the directory, if nobody else has one and it is still there.
 std::optional<UniqueFd> Lock(const std::string& path) {
   absl::StatusOr<UniqueFd> fd = OpenFile(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-  if (!fd.ok() || ::flock(fd->get(), LOCK_EX | LOCK_NB) != 0) return std::nullopt;
+  if (!fd.ok() || !TryLock(fd->get()).value_or(false)) return std::nullopt;
   struct stat by_fd {};
   struct stat by_path {};
   if (::fstat(fd->get(), &by_fd) != 0 || ::lstat(path.c_str(), &by_path) != 0 ||

@@ -3,7 +3,6 @@
 #include <signal.h>
 #include <spdlog/sinks/basic_file_sink.h>
 #include <spdlog/spdlog.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -78,14 +77,6 @@ absl::Status Detach(const std::string& state, int ready) {
   return absl::OkStatus();
 }
 
-// Each blob of each mount takes a few descriptors; the soft limit is 1024 for the sake of select(2).
-void RaiseDescriptorLimit() {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  ::setrlimit(RLIMIT_NOFILE, &limit);
-}
-
 absl::StatusOr<int> Run(Options& options) {
   ASSIGN_OR_RETURN(options.server.engine.cache, ParseCacheFlags(options.cache));
   UniqueFd ready(options.ready_fd);
@@ -98,7 +89,7 @@ absl::StatusOr<int> Run(Options& options) {
   } else {
     RETURN_IF_ERROR(PrepareState(options.server.engine.state));
   }
-  RaiseDescriptorLimit();
+  RaiseDescriptorLimit();  // each blob of each mount takes a few
   sigset_t signals;
   ::sigemptyset(&signals);
   ::sigaddset(&signals, SIGTERM);

@@ -8,7 +8,6 @@
 #include <signal.h>
 #include <spdlog/spdlog.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -22,6 +21,7 @@
 #include <optional>
 #include <utility>
 
+#include "chunkstore/base/descriptor_message.h"
 #include "chunkstore/base/file.h"
 #include "fs/engine/descriptor_holder.h"
 #include "fs/engine/engine.h"
@@ -34,7 +34,6 @@ using std::chrono::milliseconds;
 
 constexpr int kFirstInherited = 3;
 constexpr const char* kFusePrefix = "fuse";
-constexpr size_t kMaxMessage = 4096;
 
 // A worker that has served this long is well: troubles before it are over.
 constexpr milliseconds kWell{5'000};
@@ -76,6 +75,7 @@ class Supervisor {
   absl::Status ReapWorker();
   absl::Status AfterDeath(int status);
   absl::Status HandleSignal(int signal);
+  absl::Status EndWorker();
   absl::Status GiveUp();
   bool HoldsMounts() const;
   int Patience() const;
@@ -93,6 +93,7 @@ class Supervisor {
   bool was_ever_ready_ = false;
   bool handing_over_ = false;
   Stopping stopping_ = Stopping::kNo;
+  bool replaced_at_end_ = false;
   int failed_starts_ = 0;
   Clock::time_point ready_since_;
   std::optional<Clock::time_point> trouble_since_;  // readers may wait since then
@@ -102,11 +103,7 @@ class Supervisor {
 
 absl::Status Supervisor::Start() {
   // Two descriptors for each mount that is served whole, here and on their way.
-  rlimit files{};
-  if (::getrlimit(RLIMIT_NOFILE, &files) == 0) {
-    files.rlim_cur = files.rlim_max;
-    ::setrlimit(RLIMIT_NOFILE, &files);
-  }
+  RaiseDescriptorLimit();
   ASSIGN_OR_RETURN(held_, fs::InheritedDescriptors());
   ASSIGN_OR_RETURN(systemd_, fs::NotifySocket::FromEnvironment());
   // Held as long as this process lives: no other engine may come between two workers.
@@ -247,6 +244,10 @@ absl::Status Supervisor::HandleSignal(int signal) {
     return absl::OkStatus();
   }
   stopping_ = systemd_.valid() ? Stopping::kLeaveMounts : Stopping::kUnmount;
+  return EndWorker();
+}
+
+absl::Status Supervisor::EndWorker() {
   start_at_.reset();
   const bool leave = stopping_ == Stopping::kLeaveMounts;
   // Only a worker can unmount.
@@ -259,25 +260,9 @@ absl::Status Supervisor::HandleSignal(int signal) {
 
 void Supervisor::ReceiveMessages() {
   while (true) {
-    char text[kMaxMessage];
-    iovec data{text, sizeof(text)};
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-    msghdr packet{};
-    packet.msg_iov = &data;
-    packet.msg_iovlen = 1;
-    packet.msg_control = control;
-    packet.msg_controllen = sizeof(control);
-    const ssize_t length = ::recvmsg(messages_.get(), &packet, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    if (length < 0 && errno == EINTR) continue;
-    if (length <= 0) return;
-    UniqueFd fd;
-    const cmsghdr* header = CMSG_FIRSTHDR(&packet);
-    if (header != nullptr && header->cmsg_type == SCM_RIGHTS) {
-      int number = -1;
-      std::memcpy(&number, CMSG_DATA(header), sizeof(number));
-      fd.Reset(number);
-    }
-    Obey({text, static_cast<size_t>(length)}, std::move(fd));
+    auto message = ReceiveDescriptorMessage(messages_.get(), MSG_DONTWAIT);
+    if (!message.ok() || message->text.empty()) return;
+    Obey(message->text, std::move(message->fd));
   }
 }
 
@@ -319,7 +304,11 @@ absl::Status Supervisor::ReapWorker() {
 
 absl::Status Supervisor::AfterDeath(int status) {
   const bool expected = std::exchange(handing_over_, false);
-  if (stopping_ != Stopping::kNo) return absl::OkStatus();
+  if (stopping_ != Stopping::kNo) {
+    // One that was killed as it was told to end has not unmounted anything. Another one may.
+    const bool killed = WIFSIGNALED(status) && !std::exchange(replaced_at_end_, true);
+    return killed && HoldsMounts() ? EndWorker() : absl::OkStatus();
+  }
   const Clock::time_point now = Clock::now();
   if (!trouble_since_) trouble_since_ = now;
   if (expected) {
