@@ -11,7 +11,7 @@ import time
 from inputs import Inputs
 from node import Node, drop_caches, output, run
 from report import Row, compared, limited
-from wire import Wire, remove
+from wire import Wire
 
 RATE = "200mbit"
 DELAY_MILLISECONDS = 20
@@ -104,7 +104,7 @@ class NetworkBench:
             *PROGRAM)
         seconds = time.monotonic() - start
         written = bytes_on_disk(state)
-        remove(state)
+        shutil.rmtree(state)
         return seconds, written
 
     def _pull_and_start(self, _: str) -> tuple[float, int]:

@@ -12,12 +12,13 @@ import contextlib
 import json
 import os
 import pathlib
-import shutil
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
+
+from node import output
 
 NAMESPACE = "lamina-bench"
 NODE_ADDRESS = "10.231.7.1"
@@ -41,12 +42,12 @@ class Wire:
     def __enter__(self) -> "Wire":
         with contextlib.ExitStack() as cleanup:
             subprocess.run(["ip", "netns", "del", NAMESPACE], check=False, capture_output=True)
-            run("ip", "netns", "add", NAMESPACE)
-            cleanup.callback(run, "ip", "netns", "del", NAMESPACE)
-            run("ip", "link", "add", "lamina-bench0", "type", "veth", "peer", "name",
+            output("ip", "netns", "add", NAMESPACE)
+            cleanup.callback(output, "ip", "netns", "del", NAMESPACE)
+            output("ip", "link", "add", "lamina-bench0", "type", "veth", "peer", "name",
                 "lamina-bench1", "netns", NAMESPACE)
-            run("ip", "addr", "add", f"{NODE_ADDRESS}/30", "dev", "lamina-bench0")
-            run("ip", "link", "set", "lamina-bench0", "up")
+            output("ip", "addr", "add", f"{NODE_ADDRESS}/30", "dev", "lamina-bench0")
+            output("ip", "link", "set", "lamina-bench0", "up")
             self._inside("ip", "addr", "add", f"{REGISTRY_ADDRESS}/30", "dev", "lamina-bench1")
             self._inside("ip", "link", "set", "lamina-bench1", "up")
             self._inside("ip", "link", "set", "lo", "up")
@@ -88,7 +89,7 @@ class Wire:
         return json.loads(self._counts.read_text())
 
     def _inside(self, *command) -> None:
-        run("ip", "netns", "exec", NAMESPACE, *command)
+        output("ip", "netns", "exec", NAMESPACE, *command)
 
     def _serve(self, cleanup: contextlib.ExitStack, *command) -> None:
         log = cleanup.enter_context(open(self._directory / "servers.log", "ab"))
@@ -96,10 +97,6 @@ class Wire:
             ["ip", "netns", "exec", NAMESPACE, *map(str, command)], stdout=log, stderr=log)
         cleanup.callback(process.wait)
         cleanup.callback(process.terminate)
-
-
-def run(*command) -> None:
-    subprocess.run([str(word) for word in command], check=True, capture_output=True)
 
 
 def wait_for(address: str) -> None:
@@ -112,11 +109,6 @@ def wait_for(address: str) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
-
-
-def remove(directory: pathlib.Path) -> None:
-    if directory.exists():
-        shutil.rmtree(directory)
 
 
 class Meter:

@@ -20,7 +20,7 @@ namespace lamina::chunkstore {
 
 // Works through its frames in windows of kBulkWindow: claims what is missing, takes what the node
 // has, and streams the rest.
-class BulkFetch : public FetchPool::Task, public std::enable_shared_from_this<BulkFetch> {
+class BulkFetch : public FetchPool::Task {
  public:
   struct Frame {
     std::shared_ptr<StoredBlob> blob;

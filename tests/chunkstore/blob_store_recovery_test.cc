@@ -277,21 +277,7 @@ TEST_F(RecoveryTest, HoldsEveryByteItHadWhenKilledAtAnyInstant) {
 }
 
 // The store on a file system of 4 MiB.
-class FullDiskTest : public RecoveryTest {
- protected:
-  void SetUp() override {
-    if (::geteuid() != 0) GTEST_SKIP() << "needs root to mount a tmpfs";
-    RecoveryTest::SetUp();
-    std::filesystem::create_directories(state());
-    ASSERT_EQ(::mount("tmpfs", state().c_str(), "tmpfs", 0, "size=4m"), 0);
-    mounted_ = true;
-  }
-  void TearDown() override {
-    if (mounted_) ::umount2(state().c_str(), MNT_DETACH);
-  }
-
-  bool mounted_ = false;
-};
+using FullDiskTest = OnSmallDisk<RecoveryTest, 4>;
 
 TEST_F(FullDiskTest, ReadsFailWithAReasonAndGoOnWhenThereIsSpace) {
   const TestBlob blob = AddBlob({RandomBytes(3 << 20, 1)});
@@ -309,7 +295,7 @@ TEST_F(FullDiskTest, ReadsFailWithAReasonAndGoOnWhenThereIsSpace) {
   EXPECT_LT((*attached)->present_frames(), blob.info.frames);
   for (uint32_t i = 0; i < (*attached)->frames().size(); ++i) {
     const uint64_t offset = uint64_t{i} * kFrameSize;
-    const auto content = ReadBlob(**attached, offset, kFrameSize);
+    const auto content = ReadLikeAMount(**attached, offset, kFrameSize);
     EXPECT_TRUE(!content.ok() || *content == expected.substr(offset, kFrameSize));
   }
   std::filesystem::remove(state() + "/filler");

@@ -413,25 +413,13 @@ TEST_F(EvictionTest, KilledAtAnyInstantItLeavesTheRightBytes) {
 }
 
 // The store on a file system of 16 MiB.
-class SmallDiskTest : public EvictionTest {
+class SmallDiskTest : public OnSmallDisk<EvictionTest, 16> {
  protected:
-  void SetUp() override {
-    if (::geteuid() != 0) GTEST_SKIP() << "needs root to mount a tmpfs";
-    EvictionTest::SetUp();
-    std::filesystem::create_directories(state());
-    ASSERT_EQ(::mount("tmpfs", state().c_str(), "tmpfs", 0, "size=16m"), 0);
-    mounted_ = true;
-  }
-  void TearDown() override {
-    if (mounted_) ::umount2(state().c_str(), MNT_DETACH);
-  }
   uint64_t FreeBytes() const {
     struct statvfs info {};
     EXPECT_EQ(::statvfs(state().c_str(), &info), 0);
     return uint64_t{info.f_bavail} * info.f_frsize;
   }
-
-  bool mounted_ = false;
 };
 
 TEST_F(SmallDiskTest, AFullDiskEvictsInsteadOfFailing) {

@@ -4,10 +4,14 @@
 #ifndef LAMINA_TESTS_CHUNKSTORE_STORE_TESTING_H_
 #define LAMINA_TESTS_CHUNKSTORE_STORE_TESTING_H_
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/mount.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <condition_variable>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -121,6 +125,26 @@ class StoreTest : public testing::Test {
   // Directory to build in; set before SetUp for another file system.
   std::string parent_ = testing::TempDir();
   std::unique_ptr<TemporaryDirectory> root_;
+};
+
+// A fixture whose store is on a file system of its own, of `mebibytes`.
+template <typename Fixture, int mebibytes>
+class OnSmallDisk : public Fixture {
+ protected:
+  void SetUp() override {
+    if (::geteuid() != 0) GTEST_SKIP() << "needs root to mount a tmpfs";
+    Fixture::SetUp();
+    std::filesystem::create_directories(this->state());
+    const std::string size = fmt::format("size={}m", mebibytes);
+    ASSERT_EQ(::mount("tmpfs", this->state().c_str(), "tmpfs", 0, size.c_str()), 0);
+    mounted_ = true;
+  }
+  void TearDown() override {
+    if (mounted_) ::umount2(this->state().c_str(), MNT_DETACH);
+  }
+
+ private:
+  bool mounted_ = false;
 };
 
 }  // namespace lamina::chunkstore

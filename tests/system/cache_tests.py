@@ -9,28 +9,14 @@ import random
 import signal
 import stat
 
-from harness import (TRANSPORTS, check, check_equal, drop_caches, need_root, noise, repetitions,
-                     small_image, test, wait_until)
+from harness import (check, check_equal, drop_caches, for_each_transport, need_root, noise,
+                     repetitions, small_image, test, wait_until)
 from mount_tests import expect_content, server_of
 from oci_layout import Image
 
 MIB = 1 << 20
 LARGE = {f"file{i}": noise(2 * MIB + 77 * i, 100 + i) for i in range(12)}
 SMALL = {"a": noise(MIB + 5, 1), "b": noise(MIB, 2), "c": b"small\n"}
-
-
-def for_each_transport(name):
-
-    def register(function):
-        for transport in TRANSPORTS:
-            @test(f"cache.{name}.{transport}")
-            def _(workspace, transport=transport):
-                need_root()
-                function(workspace, transport)
-
-        return function
-
-    return register
 
 
 def cache(workspace, *arguments, **options):
@@ -58,7 +44,7 @@ def image_of(report, reference):
     return found[0]
 
 
-@for_each_transport("limit-holds-while-everything-is-mounted")
+@for_each_transport("cache.limit-holds-while-everything-is-mounted")
 def _(workspace, transport):
     limit = 4 * MIB
     images = [workspace.converted(small_image(LARGE), "large"),
@@ -98,7 +84,7 @@ def _(workspace, transport):
         check(all(image["mounted"] for image in report["images"]), "not mounted")
 
 
-@for_each_transport("none-writes-nothing")
+@for_each_transport("cache.none-writes-nothing")
 def _(workspace, transport):
     image = workspace.converted(small_image(LARGE), "large")
     with workspace.mounted(image, f"--transport={transport}", "--cache=none") as mounted:

@@ -72,6 +72,21 @@ def program(variable):
     return path
 
 
+def for_each_transport(name):
+    """A test for each transport, called NAME.TRANSPORT, which gets that as its second argument."""
+
+    def register(function):
+        for transport in TRANSPORTS:
+            @test(f"{name}.{transport}")
+            def _(workspace, transport=transport):
+                need_root()
+                function(workspace, transport)
+
+        return function
+
+    return register
+
+
 class Workspace:
     """A directory for one test, with its own state directory. As a context manager it ends what the
     test left running or mounted, and removes everything."""

@@ -9,30 +9,17 @@ import os
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 
-from harness import (TRANSPORTS, check, check_equal, drop_caches, expect_error, need_root, noise,
-                     program, repetitions, small_image, test, wait_until)
+from harness import (TRANSPORTS, check, check_equal, drop_caches, expect_error,
+                     for_each_transport, need_root, noise, program, repetitions, small_image, test,
+                     wait_until)
 from oci_layout import Image, Layout
 
 MIB = 1 << 20
 FILES = {"a": noise(MIB + 5, 1), "b": noise(MIB, 2), "c": b"small\n"}
-
-
-def for_each_transport(name):
-    """A test for each transport, called mount.NAME.TRANSPORT."""
-
-    def register(function):
-        for transport in TRANSPORTS:
-            @test(f"mount.{name}.{transport}")
-            def _(workspace, transport=transport):
-                need_root()
-                function(workspace, transport)
-
-        return function
-
-    return register
 
 
 def expect_content(directory, files=None):
@@ -91,7 +78,7 @@ def _(workspace):
                    f"descriptors and threads are back to {before}")
 
 
-@for_each_transport("killed-server-is-recovered-from-by-umount")
+@for_each_transport("mount.killed-server-is-recovered-from-by-umount")
 def _(workspace, transport):
     image = workspace.converted(small_image(FILES))
     directory = workspace.new_directory("mnt")
@@ -110,7 +97,7 @@ def _(workspace, transport):
     workspace.lamina("umount", directory, f"--state={workspace.state}")
 
 
-@for_each_transport("killed-server-is-recovered-from-by-mount")
+@for_each_transport("mount.killed-server-is-recovered-from-by-mount")
 def _(workspace, transport):
     image = workspace.converted(small_image(FILES))
     directory = workspace.new_directory("mnt")
@@ -124,7 +111,7 @@ def _(workspace, transport):
         workspace.lamina("umount", directory, f"--state={workspace.state}")
 
 
-@for_each_transport("killed-in-mid-read-serves-right-bytes-afterwards")
+@for_each_transport("mount.killed-in-mid-read-serves-right-bytes-afterwards")
 def _(workspace, transport):
     files = {f"f{i}": noise(MIB, i) for i in range(12)}
     image = workspace.converted(small_image(files))
@@ -143,7 +130,7 @@ def _(workspace, transport):
         expect_content(mounted, files)
 
 
-@for_each_transport("origin-loses-its-blob-and-gets-it-back")
+@for_each_transport("mount.origin-loses-its-blob-and-gets-it-back")
 def _(workspace, transport):
     image = workspace.converted(small_image(FILES))
     blob = layer_blob(workspace)
@@ -160,7 +147,7 @@ def _(workspace, transport):
         expect_content(mounted)
 
 
-@for_each_transport("origin-is-moved-away-and-back")
+@for_each_transport("mount.origin-is-moved-away-and-back")
 def _(workspace, transport):
     image = workspace.converted(small_image(FILES))
     with workspace.mounted(image, f"--transport={transport}") as mounted:
@@ -174,7 +161,7 @@ def _(workspace, transport):
         expect_content(mounted)
 
 
-@for_each_transport("origin-with-other-bytes-is-never-believed")
+@for_each_transport("mount.origin-with-other-bytes-is-never-believed")
 def _(workspace, transport):
     image = workspace.converted(small_image({"a": FILES["a"]}))
     blob = layer_blob(workspace)
@@ -205,7 +192,7 @@ def small_disk(workspace):
         subprocess.run(["umount", "--lazy", workspace.state], check=True)
 
 
-@for_each_transport("full-disk-evicts-and-reads-on")
+@for_each_transport("mount.full-disk-evicts-and-reads-on")
 def _(workspace, transport):
     files = {f"f{i}": noise(4 * MIB, i) for i in range(8)}
     image = workspace.converted(small_image(files))
@@ -225,7 +212,7 @@ def _(workspace, transport):
         wait_until(lambda: not workspace.processes(), "the server ends")
 
 
-@for_each_transport("cache-survives-the-server")
+@for_each_transport("mount.cache-survives-the-server")
 def _(workspace, transport):
     image = workspace.converted(small_image(FILES))
     for expected in (False, True):
@@ -235,7 +222,7 @@ def _(workspace, transport):
                         "that nothing was fetched")
 
 
-@for_each_transport("damaged-cache-is-noticed")
+@for_each_transport("mount.damaged-cache-is-noticed")
 def _(workspace, transport):
     image = workspace.converted(small_image(FILES))
     with workspace.mounted(image, f"--transport={transport}") as mounted:
@@ -339,7 +326,7 @@ def _(workspace):
         list(pool.map(umount, directories))
 
 
-@for_each_transport("busy-mount-stays-until-it-is-free")
+@for_each_transport("mount.busy-mount-stays-until-it-is-free")
 def _(workspace, transport):
     image = workspace.converted(small_image(FILES))
     with workspace.mounted(image, f"--transport={transport}") as mounted:
@@ -350,7 +337,7 @@ def _(workspace, transport):
         expect_content(mounted)
 
 
-@for_each_transport("unmounted-by-another-program")
+@for_each_transport("mount.unmounted-by-another-program")
 def _(workspace, transport):
     image = workspace.converted(small_image(FILES))
     directory = workspace.new_directory("mnt")
@@ -361,7 +348,7 @@ def _(workspace, transport):
     workspace.check_nothing_left()
 
 
-@for_each_transport("server-told-to-end-unmounts")
+@for_each_transport("mount.server-told-to-end-unmounts")
 def _(workspace, transport):
     image = workspace.converted(small_image(FILES))
     directory = workspace.new_directory("mnt")
@@ -596,3 +583,32 @@ def _(workspace):
         wait_until(lambda: not workspace.processes(), "the server ends")
     finally:
         subprocess.run(["umount", "--lazy", workspace.state], check=True)
+
+
+@test("mount.requests-that-are-none-leave-the-server-alone")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    with workspace.mounted(image) as mounted:
+        for text in (b"[]\n", b"{\n", b'"mount"\n', b"7\n", b'{"op": 7}\n', b"\xff\n") * 20:
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(workspace.state / "control.sock"))
+                client.send(text)  # and does not wait for the answer
+        expect_content(mounted)
+
+
+@test("mount.left-by-a-killed-server-is-unmounted-however-long-its-state-path-is")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    state = workspace.new_directory("long") / ("x" * 200) / ("y" * 100)
+    state.parent.mkdir()
+    for options in ((), ("--writable",), ("--loop",)):
+        directory = workspace.new_directory("mnt")
+        workspace.lamina("mount", image, directory, f"--state={state}", *options)
+        for process in workspace.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        workspace.lamina("umount", directory, f"--state={state}")
+        check(not os.path.ismount(directory), f"{directory} is still mounted ({options})")
+    wait_until(lambda: not workspace.processes(), "the server ends")

@@ -121,13 +121,7 @@ def _(workspace):
 
         def answer(self, handler):
             self.note(handler)
-            status, headers, body = Proxy.forward(self, handler)
-            handler.send_response(status)
-            for name, value in headers:
-                handler.send_header(name, value)
-            handler.end_headers()
-            if handler.command != "HEAD":
-                handler.wfile.write(body)
+            Proxy.reply(handler, *Proxy.forward(self, handler))
 
     with filled_registry(workspace) as server, Store() as store, TokenServer() as tokens:
         store.upstream = server

@@ -209,6 +209,10 @@ class Proxy(Server):
         status, headers, body = self.forward(handler)
         if changed:
             status, headers, body = changed(status, headers, body)
+        self.reply(handler, status, headers, body)
+
+    @staticmethod
+    def reply(handler, status, headers, body):
         handler.send_response(status)
         for name, value in headers:
             handler.send_header(name, value)
