@@ -8,7 +8,7 @@ import shutil
 
 from inputs import Inputs
 from node import Node, drop_caches, memory_of, output, read_into_cache, run
-from report import Row, limited
+from report import Row, compared, limited
 
 MIB = 1 << 20
 MOST_MILLISECONDS = 20
@@ -27,7 +27,10 @@ def measure(node: Node, inputs: Inputs, samples: int) -> list[Row]:
         "again, no engine running": [],
         "again, engine running": [],
     }
+    local: list[float] = []
+    local_image = make_local_image(node, image)
     for _ in range(samples):
+        local.append(time_local_mount(node, local_image))
         with fresh_state(node) as state:
             read_into_cache(node.work / "many")
             times["first time on the node"].append(time_mount(node, image, state))
@@ -40,6 +43,8 @@ def measure(node: Node, inputs: Inputs, samples: int) -> list[Row]:
                 time_mount(node, image, state))
     rows = [limited(f"mount to first byte of ls -R: {name}", "ms", values, most=MOST_MILLISECONDS)
             for name, values in times.items()]
+    rows.append(compared("the same, engine running", "ms", times["again, engine running"],
+                         "mount(8), local EROFS image", local, lower_is_better=True))
     return rows + measure_memory(node, image, samples)
 
 
@@ -59,15 +64,33 @@ def time_mount(node: Node, image: str, state: pathlib.Path) -> float:
     return json.loads(report)["first_byte_ms"]
 
 
+def make_local_image(node: Node, image: str) -> pathlib.Path:
+    """The same tree as an ordinary EROFS image, what one would mount without Lamina."""
+    local = node.work / "local.erofs"
+    with fresh_state(node) as state, node.mount(image, state, "target") as target:
+        run("mkfs.erofs", "--quiet", local, target)
+    return local
+
+
+def time_local_mount(node: Node, image: pathlib.Path) -> float:
+    target = node.directory("target")
+    report = output(node.drivers / "mount_bench", target, "--", "mount", "--types=erofs", image,
+                    target)
+    run("umount", target)
+    return json.loads(report)["first_byte_ms"]
+
+
 def measure_memory(node: Node, image: str, samples: int) -> list[Row]:
     found: dict[str, list[float]] = {}
     for _ in range(samples):
-        with fresh_state(node) as state, node.mount(image, state, "target") as target:
-            engine = node.engine(state)
-            run("ls", "-lR", target)
-            note(found, "after ls -lR", memory_of(engine))
-            read_into_cache(target)
-            note(found, "after reading all", memory_of(engine))
+        with fresh_state(node) as state:
+            for which in ("that merged", "that found it merged"):
+                with node.mount(image, state, "target") as target:
+                    engine = node.engine(state)
+                    run("ls", "-lR", target)
+                    note(found, f"{which}, after ls -lR", memory_of(engine))
+                    read_into_cache(target)
+                    note(found, f"{which}, after reading all", memory_of(engine))
     return [limited(name, "MiB", values,
                     most=MOST_MIB if name.startswith(("Rss", "Pss")) else None)
             for name, values in found.items()]

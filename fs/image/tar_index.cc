@@ -125,7 +125,7 @@ std::string_view DirectoryOf(std::string_view name) {
 
 // Records of the form "LENGTH KEY=VALUE\n".
 absl::Status ApplyPaxRecords(std::string_view records, Overrides& overrides) {
-  const absl::Status malformed = absl::InvalidArgumentError("malformed pax record");
+  absl::Status malformed = absl::InvalidArgumentError("malformed pax record");
   while (!records.empty()) {
     size_t length = 0;
     const char* const begin = records.data();
