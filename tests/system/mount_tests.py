@@ -7,11 +7,13 @@ import contextlib
 import errno
 import os
 import pathlib
+import random
 import shutil
 import signal
 import socket
 import subprocess
 import threading
+import time
 
 from harness import (TRANSPORTS, check, check_equal, drop_caches, expect_error,
                      for_each_transport, need_root, noise, program, repetitions, small_image, test,
@@ -128,6 +130,39 @@ def _(workspace, transport):
         workspace.lamina("umount", directory, f"--state={workspace.state}")
     with workspace.mounted(image, f"--transport={transport}") as mounted:
         expect_content(mounted, files)
+
+
+@test("mount.killed-at-any-moment-of-mount-and-umount")
+def _(workspace):
+    """Whoever is killed, command or server, the next commands work and leave nothing."""
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    directory, other = workspace.new_directory("mnt"), workspace.new_directory("mnt")
+    state = f"--state={workspace.state}"
+    modes = (("--transport=erofs",), ("--transport=fuse",), ("--loop",), ("--writable",))
+    generator = random.Random(3)
+
+    def killed(*command):
+        victims = generator.choice(("command", "all"))
+        with subprocess.Popen([program("LAMINA"), *map(str, command), state],
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            time.sleep(generator.random() * 0.12)
+            for victim in workspace.processes() if victims == "all" else [process.pid]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(victim, signal.SIGKILL)
+
+    for cycle in range(repetitions(6)):
+        mode = modes[cycle % len(modes)]
+        killed("mount", image, directory, *mode)
+        workspace.lamina("mount", image, other, *mode, state)
+        expect_content(other)
+        if os.path.ismount(directory):  # the command was killed when it was done, or its server went on
+            workspace.lamina("umount", directory, state)
+        killed("umount", other)
+        workspace.lamina("umount", other, state, status=None)
+        for target in (directory, other):
+            check(not os.path.ismount(target), f"{target} is still mounted (cycle {cycle}, {mode})")
+        workspace.check_nothing_left()
 
 
 @for_each_transport("mount.origin-loses-its-blob-and-gets-it-back")
