@@ -10,7 +10,7 @@
 namespace lamina::erofs {
 namespace {
 
-constexpr uint64_t kMaxFileSize = std::numeric_limits<int64_t>::max();
+constexpr uint64_t kMaxInodeSize = std::numeric_limits<int64_t>::max();
 
 struct FeatureName {
   uint32_t bit;
@@ -182,7 +182,7 @@ absl::StatusOr<InodeInfo> Reader::ReadInode(Nid nid) const {
   if (inode.mtime.nanoseconds >= 1'000'000'000) {
     return Corrupt(inode, fmt::format("mtime with {} nanoseconds", inode.mtime.nanoseconds));
   }
-  if (inode.size > kMaxFileSize) return Corrupt(inode, fmt::format("size {}", inode.size));
+  if (inode.size > kMaxInodeSize) return Corrupt(inode, fmt::format("size {}", inode.size));
   if (type == FileType::kCharacterDevice || type == FileType::kBlockDevice) {
     inode.rdev = DecodeDevice(compact.location);
   }

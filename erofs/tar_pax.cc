@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::string_view kSchilyXattr = "SCHILY.xattr.";
 constexpr std::string_view kLibarchiveXattr = "LIBARCHIVE.xattr.";
-constexpr std::string_view kGnuSparse = "GNU.sparse.";
+constexpr std::string_view kGnuSparsePrefix = "GNU.sparse.";
 constexpr uint32_t kNanosecondsPerSecond = 1'000'000'000;
 
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
@@ -149,7 +149,8 @@ absl::Status PaxFields::Apply(std::string_view key, std::string_view value) {
     default_acl_ = value;
     return absl::OkStatus();
   }
-  if (key.starts_with(kGnuSparse)) return ApplySparse(key.substr(kGnuSparse.size()), value);
+  if (key.starts_with(kGnuSparsePrefix))
+    return ApplySparse(key.substr(kGnuSparsePrefix.size()), value);
 
   const bool given = !value.empty();
   if (key == "path") {

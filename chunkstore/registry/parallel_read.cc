@@ -14,7 +14,6 @@ namespace {
 
 // Requests of one read in flight. More would only keep others waiting.
 constexpr size_t kParallel = 8;
-constexpr int kMaxChallenges = 3;
 // Longer requests are bulk transfers: a second one would cost more than it could gain.
 constexpr uint64_t kMaxHedged = 1 << 20;
 

@@ -20,8 +20,6 @@ constexpr std::string_view kManifestTypes =
     "application/vnd.docker.distribution.manifest.v2+json, "
     "application/vnd.docker.distribution.manifest.list.v2+json";
 constexpr std::string_view kIndexType = "application/vnd.oci.image.index.v1+json";
-// Challenges answered for one request: to get in at all, and to get a wider scope or a new token.
-constexpr int kMaxChallenges = 3;
 
 std::string_view WithoutPort(std::string_view host) {
   return host.ends_with(']') ? host : host.substr(0, host.rfind(':'));

@@ -21,6 +21,9 @@
 
 namespace lamina::registry {
 
+// Challenges answered for one request: to get in at all, and to get a wider scope or a new token.
+inline constexpr int kMaxChallenges = 3;
+
 // A manifest or index as the server has it. The digest is of these bytes.
 struct Document {
   std::string content;

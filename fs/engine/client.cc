@@ -26,7 +26,7 @@ namespace {
 using nlohmann::json;
 
 // An engine that ends just as it is called does not answer; another is started then.
-constexpr int kAttempts = 20;
+constexpr int kConnectAttempts = 20;
 // How long Unmount waits for an engine without mounts to end. Readers of a mount that was detached
 // can keep it alive for as long as they like.
 constexpr int kEndMilliseconds = 5'000;
@@ -121,7 +121,7 @@ absl::StatusOr<json> Client::Call(const json& request, bool start_engine) {
   }
   absl::Status last =
       absl::UnavailableError(fmt::format("it ends when it has started: see {}/engine.log", state_));
-  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+  for (int attempt = 0; attempt < kConnectAttempts; ++attempt) {
     const absl::StatusOr<UniqueFd> socket = ConnectUnix(state_, kControlSocket);
     if (!socket.ok()) {
       const bool absent = absl::IsUnavailable(socket.status()) || absl::IsNotFound(socket.status());

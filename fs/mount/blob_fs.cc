@@ -28,7 +28,7 @@ constexpr uint64_t kMaxSlot = (1 << kSlotBits) - 1;
 constexpr uint64_t kMaxId = (uint64_t{1} << (64 - kSlotBits)) - 1;
 
 // Attributes never change. Names go only by Remove, which tells the kernel.
-constexpr double kTimeout = 24 * 60 * 60;
+constexpr double kBlobTimeout = 24 * 60 * 60;
 
 struct File {
   std::shared_ptr<Blob> blob;
@@ -253,8 +253,8 @@ void BlobFsImpl::Lookup(fuse_req_t request, fuse_ino_t parent, std::string_view 
     ::fuse_reply_err(request, ENOENT);
     return;
   }
-  entry.attr_timeout = kTimeout;
-  entry.entry_timeout = kTimeout;
+  entry.attr_timeout = kBlobTimeout;
+  entry.entry_timeout = kBlobTimeout;
   ::fuse_reply_entry(request, &entry);
 }
 
@@ -265,7 +265,7 @@ void BlobFsImpl::GetAttributes(fuse_req_t request, fuse_ino_t inode) {
     info = Attributes(inode);
   }
   if (info) {
-    ::fuse_reply_attr(request, &*info, kTimeout);
+    ::fuse_reply_attr(request, &*info, kBlobTimeout);
   } else {
     ::fuse_reply_err(request, ENOENT);
   }

@@ -27,7 +27,7 @@ using erofs::InodeInfo;
 using erofs::Nid;
 
 // An image never changes: as good as for ever.
-constexpr double kTimeout = 365.0 * 24 * 60 * 60;
+constexpr double kTreeTimeout = 365.0 * 24 * 60 * 60;
 
 // Every request is answered from the image alone: this side keeps no open files, no directory
 // streams and no counted inodes.
@@ -177,8 +177,8 @@ absl::StatusOr<fuse_entry_param> TreeFsImpl::Entry(Nid nid) const {
   fuse_entry_param entry{};
   entry.ino = NumberOf(nid);
   entry.attr = Attributes(inode);
-  entry.attr_timeout = kTimeout;
-  entry.entry_timeout = kTimeout;
+  entry.attr_timeout = kTreeTimeout;
+  entry.entry_timeout = kTreeTimeout;
   return entry;
 }
 
@@ -192,7 +192,7 @@ void TreeFsImpl::Lookup(fuse_req_t request, fuse_ino_t parent, std::string_view 
   const auto nid = reader_.Lookup(*directory, name);
   if (absl::IsNotFound(nid.status())) {
     fuse_entry_param absent{};  // inode 0: the kernel remembers that there is no such name
-    absent.entry_timeout = kTimeout;
+    absent.entry_timeout = kTreeTimeout;
     ::fuse_reply_entry(request, &absent);
     return;
   }
@@ -206,7 +206,7 @@ void TreeFsImpl::GetAttributes(fuse_req_t request, fuse_ino_t number) const {
   const auto inode = Inode(number);
   if (!inode.ok()) return ReplyError(request, inode.status());
   const struct stat info = Attributes(*inode);
-  ::fuse_reply_attr(request, &info, kTimeout);
+  ::fuse_reply_attr(request, &info, kTreeTimeout);
 }
 
 void TreeFsImpl::ReadLink(fuse_req_t request, fuse_ino_t number) const {
