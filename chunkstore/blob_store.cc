@@ -8,9 +8,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <condition_variable>
 #include <cstdio>
 #include <filesystem>
 #include <mutex>
+#include <set>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -36,13 +39,16 @@ int DefaultThreads() {
   return std::min(2 * processors, kMaxDefaultThreads);
 }
 
-// Directories that a killed process was making or removing; blobs have no dot in front.
+// Directories that a killed process was making or removing (blobs have no dot in front), and those of
+// earlier versions.
 void RemoveLeftovers(const std::string& directory) {
   std::error_code error;
   std::filesystem::directory_iterator entries(directory, error);
   while (!error && entries != std::filesystem::directory_iterator()) {
     const std::filesystem::path path = entries->path();
-    if (path.filename().native().starts_with(".")) {
+    const bool is_old = IsOldBlobDirectory(path.native());
+    if (is_old) spdlog::warn("{} is of an earlier version and is removed", path.native());
+    if (is_old || path.filename().native().starts_with(".")) {
       std::error_code failed;
       std::filesystem::remove_all(path, failed);
       if (failed) spdlog::warn("remove leftover {}: {}", path.native(), failed.message());
@@ -80,7 +86,7 @@ class BlobStoreImpl : public BlobStore {
                                                                         : DefaultThreads()),
                 .cache = std::make_shared<NodeCache>(
                     LimitsOf(options), directory_,
-                    [this](const Digest& digest) { return OpenToEvict(digest); }),
+                    [this](const Digest& key) { return OpenToEvict(key); }),
                 .copier = index_ == nullptr ? nullptr
                                             : std::make_shared<ChunkCopier>(directory_, index_)} {
     shared_.cache->Start();
@@ -93,29 +99,34 @@ class BlobStoreImpl : public BlobStore {
   absl::StatusOr<std::shared_ptr<Blob>> Attach(const LayerDescriptor& descriptor,
                                                std::shared_ptr<Origin> origin) override;
   Usage GetUsage() override;
-  void SetPinned(std::span<const Digest> blobs) override {
-    shared_.cache->SetPinned({blobs.begin(), blobs.end()});
+  uint64_t limit_bytes() const override { return shared_.cache->limit(); }
+  void SetPinned(std::span<const Digest> keys) override {
+    shared_.cache->SetPinned({keys.begin(), keys.end()});
   }
   void Shrink(uint64_t bytes) override { shared_.cache->Shrink(bytes); }
-  absl::Status Remove(const Digest& digest) override;
+  absl::Status Remove(const Digest& key) override;
   void FetchPacked(std::shared_ptr<OriginObject> pack, std::vector<PackedFrame> frames,
                    Priority priority, std::shared_ptr<ReadStats> stats, std::stop_token stop,
                    std::function<void(absl::Status)> done) override;
 
  private:
-  // One for each digest that is open, or being opened by a thread that holds the mutex.
+  // One for each blob, by its key, that is open or being opened.
   struct Slot {
     std::mutex mutex;
+    std::condition_variable changed;
     std::weak_ptr<StoredBlob> blob;
+    std::set<std::string> reading;  // origins from which its tables are being read
   };
 
-  std::string DirectoryOf(const Digest& digest) const {
-    return fmt::format("{}/{}", directory_, digest.Hex());
+  std::string DirectoryOf(const Digest& key) const {
+    return fmt::format("{}/{}", directory_, key.Hex());
   }
-  std::shared_ptr<Slot> SlotOf(const Digest& digest);
-  absl::StatusOr<std::unique_ptr<LocalBlob>> OpenLocal(const LayerDescriptor& descriptor,
-                                                       std::shared_ptr<Origin> origin);
-  std::shared_ptr<StoredBlob> OpenToEvict(const Digest& digest);
+  std::shared_ptr<Slot> SlotOf(const Digest& key);
+  std::shared_ptr<StoredBlob> FindOpen(const Digest& key);
+  absl::StatusOr<std::unique_ptr<LocalBlob>> OpenLocal(const LayerDescriptor& descriptor) const;
+  absl::StatusOr<std::unique_ptr<LocalBlob>> CreateLocal(const LayerDescriptor& descriptor,
+                                                         const BlobTables& tables);
+  std::shared_ptr<StoredBlob> OpenToEvict(const Digest& key);
 
   const std::string directory_;
   const UniqueFd lock_;
@@ -125,37 +136,61 @@ class BlobStoreImpl : public BlobStore {
   absl::flat_hash_map<Digest, std::shared_ptr<Slot>> slots_;
 };
 
-std::shared_ptr<BlobStoreImpl::Slot> BlobStoreImpl::SlotOf(const Digest& digest) {
+std::shared_ptr<BlobStoreImpl::Slot> BlobStoreImpl::SlotOf(const Digest& key) {
   std::lock_guard lock(mutex_);
   absl::erase_if(slots_, [](const auto& entry) {
     const std::unique_lock idle(entry.second->mutex, std::try_to_lock);
     return idle.owns_lock() && entry.second.use_count() == 1 && entry.second->blob.expired();
   });
-  std::shared_ptr<Slot>& slot = slots_[digest];
+  std::shared_ptr<Slot>& slot = slots_[key];
   if (slot == nullptr) slot = std::make_shared<Slot>();
   return slot;
 }
 
+std::shared_ptr<StoredBlob> BlobStoreImpl::FindOpen(const Digest& key) {
+  const std::shared_ptr<Slot> slot = SlotOf(key);
+  std::lock_guard lock(slot->mutex);
+  return slot->blob.lock();
+}
+
 absl::StatusOr<std::shared_ptr<Blob>> BlobStoreImpl::Attach(const LayerDescriptor& descriptor,
                                                             std::shared_ptr<Origin> origin) {
-  const std::shared_ptr<Slot> slot = SlotOf(descriptor.digest);
-  std::lock_guard lock(slot->mutex);
-  std::shared_ptr<StoredBlob> blob = slot->blob.lock();
-  if (blob == nullptr) {
-    ASSIGN_OR_RETURN(std::unique_ptr<LocalBlob> local, OpenLocal(descriptor, origin), "blob {}",
-                     descriptor.digest.ToString());
-    blob = StoredBlob::Create(descriptor, std::move(local), std::move(origin), shared_);
+  const std::string name = "blob " + descriptor.digest.ToString();
+  const std::string origin_name = origin == nullptr ? "" : origin->name();
+  const std::shared_ptr<Slot> slot = SlotOf(descriptor.Key());
+  std::unique_lock lock(slot->mutex);
+  const auto attach = [&](absl::StatusOr<std::unique_ptr<LocalBlob>> local)
+      -> absl::StatusOr<std::shared_ptr<Blob>> {
+    if (!local.ok()) return Annotate(local.status(), name);
+    const auto blob = StoredBlob::Create(descriptor, *std::move(local), std::move(origin), shared_);
     slot->blob = blob;
-  } else if (blob->descriptor() == descriptor) {
-    blob->SetOrigin(std::move(origin));
-  } else {
-    // Two manifests name one blob, but disagree on what is in it.
-    return absl::FailedPreconditionError(fmt::format(
-        "blob {} is attached with another section table ({}, not {})", descriptor.digest.ToString(),
-        blob->descriptor().section_table_digest.ToString(),
-        descriptor.section_table_digest.ToString()));
+    return blob->NewHandle();
+  };
+  while (true) {
+    if (const std::shared_ptr<StoredBlob> blob = slot->blob.lock(); blob != nullptr) {
+      blob->AddOrigin(std::move(origin));
+      return blob->NewHandle();
+    }
+    absl::StatusOr<std::unique_ptr<LocalBlob>> local = OpenLocal(descriptor);
+    const bool damaged = absl::IsDataLoss(local.status());
+    if (!damaged && !absl::IsNotFound(local.status())) return attach(std::move(local));
+    if (!slot->reading.insert(origin_name).second) {
+      slot->changed.wait(lock);
+      continue;
+    }
+    if (damaged) {
+      spdlog::warn("{}: its tables are fetched again: {}", name,
+                   std::string(local.status().message()));
+    }
+    // Without the lock: an origin that does not answer holds up nobody who has another one.
+    lock.unlock();
+    const absl::StatusOr<BlobTables> tables = OriginBlob(descriptor, origin).ReadTables();
+    lock.lock();
+    slot->reading.erase(origin_name);
+    slot->changed.notify_all();
+    if (!tables.ok()) return Annotate(tables.status(), name);
+    if (slot->blob.expired()) return attach(CreateLocal(descriptor, *tables));
   }
-  return blob->NewHandle();
 }
 
 void BlobStoreImpl::FetchPacked(std::shared_ptr<OriginObject> pack, std::vector<PackedFrame> frames,
@@ -176,22 +211,15 @@ void BlobStoreImpl::FetchPacked(std::shared_ptr<OriginObject> pack, std::vector<
 }
 
 absl::StatusOr<std::unique_ptr<LocalBlob>> BlobStoreImpl::OpenLocal(
-    const LayerDescriptor& descriptor, std::shared_ptr<Origin> origin) {
-  if (directory_.empty()) {
-    OriginBlob source(descriptor, std::move(origin));
-    ASSIGN_OR_RETURN(const BlobTables tables, source.ReadTables());
-    return LocalBlob::OpenInMemory(descriptor, tables);
-  }
-  const std::string directory = DirectoryOf(descriptor.digest);
-  absl::StatusOr<std::unique_ptr<LocalBlob>> local = LocalBlob::Open(directory, descriptor);
-  const bool damaged = absl::IsDataLoss(local.status());
-  if (!damaged && !absl::IsNotFound(local.status())) return local;
-  if (damaged) {
-    spdlog::warn("blob {}: its tables are fetched again: {}", descriptor.digest.ToString(),
-                 std::string(local.status().message()));
-  }
-  OriginBlob source(descriptor, std::move(origin));
-  ASSIGN_OR_RETURN(const BlobTables tables, source.ReadTables());
+    const LayerDescriptor& descriptor) const {
+  if (directory_.empty()) return absl::NotFoundError("nothing is kept on the disk");
+  return LocalBlob::Open(DirectoryOf(descriptor.Key()), descriptor);
+}
+
+absl::StatusOr<std::unique_ptr<LocalBlob>> BlobStoreImpl::CreateLocal(
+    const LayerDescriptor& descriptor, const BlobTables& tables) {
+  if (directory_.empty()) return LocalBlob::OpenInMemory(descriptor, tables);
+  const std::string directory = DirectoryOf(descriptor.Key());
   absl::Status created = LocalBlob::Create(directory, descriptor, tables);
   if (absl::IsResourceExhausted(created)) {
     // The disk is full: content of other blobs goes first.
@@ -203,22 +231,22 @@ absl::StatusOr<std::unique_ptr<LocalBlob>> BlobStoreImpl::OpenLocal(
 }
 
 // A blob that nobody has attached. If someone does so meanwhile, it is this object that they get.
-std::shared_ptr<StoredBlob> BlobStoreImpl::OpenToEvict(const Digest& digest) {
-  const std::shared_ptr<Slot> slot = SlotOf(digest);
+std::shared_ptr<StoredBlob> BlobStoreImpl::OpenToEvict(const Digest& key) {
+  const std::shared_ptr<Slot> slot = SlotOf(key);
   const std::unique_lock lock(slot->mutex, std::try_to_lock);
-  if (!lock.owns_lock()) return nullptr;  // being attached, which may take long
+  if (!lock.owns_lock()) return nullptr;  // being attached
   std::shared_ptr<StoredBlob> blob = slot->blob.lock();
   if (blob != nullptr) return blob;
-  const std::string directory = DirectoryOf(digest);
+  const std::string directory = DirectoryOf(key);
   const auto descriptor = DescriptorOf(directory);
   auto local = descriptor.ok() ? LocalBlob::Open(directory, *descriptor)
                                : absl::StatusOr<std::unique_ptr<LocalBlob>>(descriptor.status());
   if (!local.ok()) {
-    spdlog::warn("blob {}: cannot be evicted from: {}", digest.ToString(),
+    spdlog::warn("blob {}: cannot be evicted from: {}", key.Hex(),
                  std::string(local.status().message()));
     // Of damaged tables nothing is left that would make the data usable.
     const bool removed = absl::IsDataLoss(local.status()) && RemoveDirectory(directory).ok();
-    if (removed || absl::IsNotFound(local.status())) shared_.cache->Forget(digest);
+    if (removed || absl::IsNotFound(local.status())) shared_.cache->Forget(key);
     return nullptr;
   }
   blob = StoredBlob::Create(*descriptor, *std::move(local), nullptr, shared_);
@@ -229,38 +257,42 @@ std::shared_ptr<StoredBlob> BlobStoreImpl::OpenToEvict(const Digest& digest) {
 BlobStore::Usage BlobStoreImpl::GetUsage() {
   absl::flat_hash_map<Digest, BlobFiles> files;
   if (!directory_.empty()) {
-    for (BlobFiles& found : FindBlobFiles(directory_)) files[found.digest] = std::move(found);
+    for (BlobFiles& found : FindBlobFiles(directory_)) files[found.key] = std::move(found);
   }
   Usage usage;
   for (const NodeCache::Entry& entry : shared_.cache->Blobs()) {
-    BlobUsage blob{.digest = entry.digest,
+    BlobUsage blob{.key = entry.key,
                    .attached = entry.attached,
                    .pinned = entry.pinned,
                    .present_bytes = entry.bytes};
-    if (const auto found = files.find(entry.digest); found != files.end()) {
+    if (const auto found = files.find(entry.key); found != files.end()) {
+      blob.digest = found->second.layer;
       blob.content_bytes = found->second.content_bytes;
       blob.last_used = found->second.last_used / kNanosecondsPerSecond;
+    } else if (const std::shared_ptr<StoredBlob> open = FindOpen(entry.key); open != nullptr) {
+      blob.digest = open->descriptor().digest;
     }
     usage.blobs.push_back(blob);
   }
-  std::ranges::sort(usage.blobs, {}, &BlobUsage::digest);
+  std::ranges::sort(usage.blobs, {},
+                    [](const BlobUsage& blob) { return std::pair(blob.digest, blob.key); });
   usage.used_bytes = shared_.cache->used();
   usage.evicted_bytes = shared_.cache->evicted();
   usage.limit_bytes = shared_.cache->limit();
   return usage;
 }
 
-absl::Status BlobStoreImpl::Remove(const Digest& digest) {
-  const std::string directory = DirectoryOf(digest);
+absl::Status BlobStoreImpl::Remove(const Digest& key) {
+  const std::string directory = DirectoryOf(key);
   // Nobody opens the blob to evict from it meanwhile, and who did has let go of it.
   const auto no_eviction = shared_.cache->PauseEviction();
-  const std::shared_ptr<Slot> slot = SlotOf(digest);
+  const std::shared_ptr<Slot> slot = SlotOf(key);
   const std::unique_lock lock(slot->mutex, std::try_to_lock);  // taken by who may wait for eviction
   if (!lock.owns_lock() || !slot->blob.expired()) {
-    return absl::FailedPreconditionError(fmt::format("blob {} is in use", digest.ToString()));
+    return absl::FailedPreconditionError(fmt::format("blob {} is in use", key.Hex()));
   }
   if (directory_.empty() || ::access(directory.c_str(), F_OK) != 0) {
-    return absl::NotFoundError(fmt::format("there is no blob {}", digest.ToString()));
+    return absl::NotFoundError(fmt::format("there is no blob {}", key.Hex()));
   }
   if (index_ != nullptr) {
     // What stays in the index if this fails says where nothing is found, which does no harm.
@@ -271,15 +303,15 @@ absl::Status BlobStoreImpl::Remove(const Digest& digest) {
       const auto local = LocalBlob::Open(directory, *descriptor);
       const auto chunks =
           local.ok() ? (*local)->LoadChunks() : absl::StatusOr<const ChunkTable*>(local.status());
-      status = chunks.ok() ? index_->RemoveBlob(digest, **chunks) : chunks.status();
+      status = chunks.ok() ? index_->RemoveBlob(key, **chunks) : chunks.status();
     }
     if (!status.ok()) {
-      spdlog::info("blob {}: its chunks stay in the index: {}", digest.ToString(),
+      spdlog::info("blob {}: its chunks stay in the index: {}", key.Hex(),
                    std::string(status.message()));
     }
   }
-  RETURN_IF_ERROR(RemoveDirectory(directory), "remove blob {}", digest.ToString());
-  shared_.cache->Forget(digest);
+  RETURN_IF_ERROR(RemoveDirectory(directory), "remove blob {}", key.Hex());
+  shared_.cache->Forget(key);
   return absl::OkStatus();
 }
 

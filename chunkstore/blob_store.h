@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The blobs of a node: each a sparse file that is the blob's address space, filled frame by frame
-// on demand. Kept in `<state>/blobs/<hex digest>/`:
+// on demand. Kept in `<state>/blobs/<hex>/`, where <hex> is LayerDescriptor::Key():
+//   layer      digest of the layer blob
 //   sections   section table as in the object, checked against the descriptor on open
 //   frames     decoded frame table
 //   metadata   decoded EROFS metadata, padded to 2 MiB
@@ -142,15 +143,17 @@ class BlobStore {
   virtual ~BlobStore() = default;
 
   // Opens a blob: from the local files if they are there and match the descriptor, else by reading
-  // its tables from the origin. One blob is one object however often it is attached; the origin
-  // given last serves it from then on, and may be null if the local files are complete.
-  // kFailedPrecondition if the blob is attached with another descriptor.
+  // its tables from the origin, which may be null if the local files are complete. One blob is one
+  // object however often it is attached, and each origin that it was attached with serves it: one
+  // that fails, or has wrong bytes, is passed over for the next (origin_blob.h). Who attaches a blob
+  // waits for another one's origin only if it is the same.
   virtual absl::StatusOr<std::shared_ptr<Blob>> Attach(const LayerDescriptor& descriptor,
                                                        std::shared_ptr<Origin> origin) = 0;
 
   // A blob that is in the store, attached or not.
   struct BlobUsage {
-    Digest digest;
+    Digest key;     // LayerDescriptor::Key()
+    Digest digest;  // of the layer; zeros if that is not known, because its file is damaged
     bool attached = false;
     bool pinned = false;
     uint64_t content_bytes = 0;  // 0 if the blob is in memory
@@ -161,19 +164,21 @@ class BlobStore {
     uint64_t used_bytes = 0;       // in all data files
     uint64_t evicted_bytes = 0;    // since the store was opened
     uint64_t limit_bytes = 0;      // what that may be now, as the limits and the free space have it
-    std::vector<BlobUsage> blobs;  // by digest
+    std::vector<BlobUsage> blobs;  // by digest, then key
   };
   virtual Usage GetUsage() = 0;
+  // Usage::limit_bytes alone, which takes no time.
+  virtual uint64_t limit_bytes() const = 0;
 
-  // Nothing of these blobs is evicted from now on, in place of those named before. Blobs that are
-  // not in the store may be named.
-  virtual void SetPinned(std::span<const Digest> blobs) = 0;
+  // Nothing of these blobs, named by their keys, is evicted from now on, in place of those named
+  // before. Blobs that are not in the store may be named.
+  virtual void SetPinned(std::span<const Digest> keys) = 0;
   // Evicts the frames that were not used for longest until data files hold no more than `bytes`, or
   // nothing is left but what is pinned or being read.
   virtual void Shrink(uint64_t bytes) = 0;
-  // Removes a blob with everything that is known of it. kNotFound if it is not in the store,
-  // kFailedPrecondition if it is attached.
-  virtual absl::Status Remove(const Digest& digest) = 0;
+  // Removes a blob, named by its key, with everything that is known of it. kNotFound if it is not in
+  // the store, kFailedPrecondition if it is attached.
+  virtual absl::Status Remove(const Digest& key) = 0;
   // A frame of a blob as an object other than the blob holds it: the same bytes, `offset` into it.
   struct PackedFrame {
     std::shared_ptr<Blob> blob;  // of this store

@@ -225,6 +225,13 @@ absl::Status Decompress(std::span<const std::byte> bytes, std::span<std::byte> i
 
 }  // namespace
 
+Digest LayerDescriptor::Key() const {
+  Hasher hasher;
+  hasher.Update(std::as_bytes(std::span(digest.bytes)));
+  hasher.Update(std::as_bytes(std::span(section_table_digest.bytes)));
+  return hasher.Finish();
+}
+
 absl::StatusOr<SectionTable> SectionTable::Parse(std::span<const std::byte> bytes,
                                                  const LayerDescriptor& descriptor) {
   constexpr std::string_view kContext = "section table";

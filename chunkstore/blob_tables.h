@@ -27,6 +27,9 @@ struct LayerDescriptor {
   uint64_t section_table_offset = 0;
   Digest section_table_digest;
   bool operator==(const LayerDescriptor&) const = default;
+  // Names the blob on a node: of `digest` and `section_table_digest` together. Two manifests may name
+  // one object and disagree on what is in it; whoever lies must not stand in the other's way.
+  Digest Key() const;
 };
 
 // One part of the object, readable with one range request.

@@ -77,7 +77,10 @@ class BulkFetch::Assembler {
       return;
     }
     // Whoever wants the frame has it fetched again, from elsewhere if there is an elsewhere.
-    if (absl::IsDataLoss(stored) && fetch_.options_.pack == nullptr) frame.blob->origin_.Distrust();
+    const bool is_first = refused_.empty();
+    if (is_first && absl::IsDataLoss(stored) && fetch_.options_.pack == nullptr) {
+      fetch_.try_again_ = frame.blob->origin_.Distrust(fetch_.distrusted_++);
+    }
     refused_.push_back(frame);
     status_.Update(Annotate(stored, fmt::format("{}: frame {}", frame.blob->name(), frame.frame)));
   }
@@ -115,7 +118,12 @@ absl::Status BulkFetch::Fetch(const Buffers& buffers) {
       bytes += rest[count++].record().length;
     }
     RETURN_IF_ERROR(CheckWanted(rest.front()));
-    RETURN_IF_ERROR(FetchWindow(rest.first(count), buffers));
+    absl::Status status = FetchWindow(rest.first(count), buffers);
+    // What came wrong is missing still. Another origin may have it right.
+    while (absl::IsDataLoss(status) && std::exchange(try_again_, false)) {
+      status = FetchWindow(rest.first(count), buffers);
+    }
+    RETURN_IF_ERROR(status);
     rest = rest.subspan(count);
   }
   return absl::OkStatus();

@@ -63,6 +63,8 @@ class BulkFetch : public FetchPool::Task {
 
   const Options options_;
   const std::shared_ptr<ReadStats> stats_;
+  size_t distrusted_ = 0;   // origins of wrong bytes
+  bool try_again_ = false;  // there is another origin
 };
 
 }  // namespace lamina::chunkstore

@@ -41,11 +41,11 @@ ChunkCopier::FrameRange ChunkCopier::FramesOfChunk(const ChunkTable& chunks,
   return {frames.Find(chunk.first_block), frames.Find(static_cast<uint32_t>(end - 1)) + 1};
 }
 
-std::optional<ChunkCopier::Piece> ChunkCopier::Find(const Digest& digest, const ChunkRecord& chunk,
+std::optional<ChunkCopier::Piece> ChunkCopier::Find(const Digest& key, const ChunkRecord& chunk,
                                                     const DataReaders& readers) {
   Digest chunk_digest;
   std::memcpy(chunk_digest.bytes.data(), chunk.digest, sizeof(chunk.digest));
-  const auto locations = index_->FindChunk(chunk_digest, digest);
+  const auto locations = index_->FindChunk(chunk_digest, key);
   if (!locations.ok()) return std::nullopt;
   for (const NodeIndex::ChunkLocation& location : *locations) {
     if (location.length != chunk.length || !readers.MayCopyFrom(location.blob)) continue;
@@ -83,7 +83,7 @@ absl::StatusOr<uint64_t> ChunkCopier::Put(const Piece& piece, std::span<const st
   return bytes.size();
 }
 
-std::optional<uint64_t> ChunkCopier::Copy(const Digest& digest, const ChunkTable& chunks,
+std::optional<uint64_t> ChunkCopier::Copy(const Digest& key, const ChunkTable& chunks,
                                           uint32_t frame, FrameRange range, LocalBlob& blob,
                                           const DataReaders& readers, std::span<std::byte> buffer) {
   // The frame, or the larger chunk that it is a part of, from `begin` to before `end`.
@@ -95,7 +95,7 @@ std::optional<uint64_t> ChunkCopier::Copy(const Digest& digest, const ChunkTable
 
   std::vector<Piece> pieces;
   for (uint32_t i = first_chunk; i < chunks.size() && chunks[i].first_block < end; ++i) {
-    std::optional<Piece> piece = Find(digest, chunks[i], readers);
+    std::optional<Piece> piece = Find(key, chunks[i], readers);
     if (!piece.has_value()) return std::nullopt;
     pieces.push_back(std::move(*piece));
   }

@@ -26,7 +26,8 @@ namespace lamina::chunkstore {
 // could be a hole when the file system is asked to share it.
 class ChunkCopier {
  public:
-  // Blobs are directories below `directory`, named by the digits of their digest.
+  // Blobs are directories below `directory`, named by the digits of their keys
+  // (LayerDescriptor::Key()), which are their names in the index too.
   ChunkCopier(std::string directory, std::shared_ptr<NodeIndex> index)
       : directory_(std::move(directory)), index_(std::move(index)) {}
 
@@ -40,12 +41,12 @@ class ChunkCopier {
   static FrameRange FramesOfChunk(const ChunkTable& chunks, const FrameTable& frames,
                                   uint32_t frame);
 
-  // Puts frames of `blob` together from chunks in other blobs and marks them present: those of
+  // Puts frames of `blob`, whose name is `key`, together from chunks in other blobs and marks them present: those of
   // `range`, which are in FramesOfChunk(frame) and held by the caller. Returns the bytes written,
   // none for those that the file system shares; nothing if any chunk is not to be had, which is
   // found out before anything is read. `buffer` has kChunkSize bytes. Must be called inside a
   // section of `readers`: the other blobs are read and shared as long as the call takes.
-  std::optional<uint64_t> Copy(const Digest& digest, const ChunkTable& chunks, uint32_t frame,
+  std::optional<uint64_t> Copy(const Digest& key, const ChunkTable& chunks, uint32_t frame,
                                FrameRange range, LocalBlob& blob, const DataReaders& readers,
                                std::span<std::byte> buffer);
 
@@ -58,7 +59,7 @@ class ChunkCopier {
     uint64_t length = 0;  // of whole blocks
   };
 
-  std::optional<Piece> Find(const Digest& digest, const ChunkRecord& chunk,
+  std::optional<Piece> Find(const Digest& key, const ChunkRecord& chunk,
                             const DataReaders& readers);
   static bool ReadAndCheck(const ChunkRecord& chunk, const Piece& piece, std::span<std::byte> into);
   // Writes one piece to `fd`, sharing blocks where it can; `bytes` is what the piece holds.

@@ -18,6 +18,7 @@
 namespace lamina::chunkstore {
 namespace {
 
+constexpr char kLayer[] = "/layer";
 constexpr char kSections[] = "/sections";
 constexpr char kFrames[] = "/frames";
 constexpr char kMetadata[] = "/metadata";
@@ -103,6 +104,12 @@ absl::Status Rename(const std::string& from, const std::string& to) {
   return ErrnoStatus(errno, fmt::format("rename {} to {}", from, to));
 }
 
+absl::StatusOr<Digest> ReadLayer(const std::string& directory) {
+  constexpr uint64_t kMaxLength = 128;
+  ASSIGN_OR_RETURN(const std::string text, ReadFileToString(directory + kLayer, kMaxLength));
+  return Digest::Parse(text);
+}
+
 // The section table of a directory, if it is the descriptor's.
 absl::StatusOr<SectionTable> ReadSections(const std::string& directory,
                                           const LayerDescriptor& descriptor) {
@@ -137,8 +144,8 @@ std::vector<BlobFiles> FindBlobFiles(const std::string& directory) {
   std::filesystem::directory_iterator entries(directory, error);
   for (; !error && entries != std::filesystem::directory_iterator(); entries.increment(error)) {
     const std::string path = entries->path().string();
-    const auto digest = Digest::Parse("sha256:" + entries->path().filename().string());
-    if (!digest.ok()) continue;
+    const auto key = Digest::Parse("sha256:" + entries->path().filename().string());
+    if (!key.ok()) continue;
     const auto fd = OpenFile(path + kSections, O_RDONLY);
     struct stat info {};
     SectionTableRecord record{};
@@ -148,7 +155,8 @@ std::vector<BlobFiles> FindBlobFiles(const std::string& directory) {
     }
     found.push_back(
         {.directory = path,
-         .digest = *digest,
+         .key = *key,
+         .layer = ReadLayer(path).value_or(Digest()),
          .content_bytes = uint64_t{record.blocks} * kBlockSize,
          .last_used = int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec});
   }
@@ -182,13 +190,21 @@ absl::StatusOr<LayerDescriptor> DescriptorOf(const std::string& directory) {
   if (bytes.size() != sizeof(record)) return absl::DataLossError(directory + ": bad section table");
   std::memcpy(&record, bytes.data(), sizeof(record));
   LayerDescriptor descriptor;
-  ASSIGN_OR_RETURN(descriptor.digest,
-                   Digest::Parse("sha256:" + std::filesystem::path(directory).filename().string()));
+  ASSIGN_OR_RETURN(descriptor.digest, ReadLayer(directory));
   // The section table is the last part of the object, behind the frame table.
   descriptor.section_table_offset = record.frame_table.offset + record.frame_table.length;
   descriptor.size = descriptor.section_table_offset + sizeof(record);
   descriptor.section_table_digest = Digest::Of(AsBytes(bytes));
+  if (std::filesystem::path(directory).filename() != descriptor.Key().Hex()) {
+    return absl::DataLossError(directory + " has the tables of another blob");
+  }
   return descriptor;
+}
+
+bool IsOldBlobDirectory(const std::string& directory) {
+  // They were named by the digest of the layer alone, and had no file to tell it.
+  return ::access((directory + kSections).c_str(), F_OK) == 0 &&
+         ::access((directory + kLayer).c_str(), F_OK) != 0 && errno == ENOENT;
 }
 
 absl::StatusOr<std::unique_ptr<LocalBlob>> LocalBlob::Open(const std::string& directory,
@@ -204,6 +220,8 @@ absl::StatusOr<std::unique_ptr<LocalBlob>> LocalBlob::Open(const std::string& di
 
 absl::Status LocalBlob::OpenTables(const LayerDescriptor& descriptor) {
   ASSIGN_OR_RETURN(sections_, ReadSections(directory_, descriptor));
+  ASSIGN_OR_RETURN(const Digest layer, ReadLayer(directory_));
+  if (layer != descriptor.digest) return absl::DataLossError(directory_ + kLayer + " is damaged");
   ASSIGN_OR_RETURN(const Checksums checksums, ReadChecksums(directory_));
   const uint64_t frames_length = sections_.frame_table.uncompressed_length;
   ASSIGN_OR_RETURN(frames_file_, MapChecked(directory_ + kFrames, frames_length, frames_length,
@@ -235,13 +253,15 @@ absl::Status LocalBlob::Create(const std::string& directory, const LayerDescript
   ASSIGN_OR_RETURN(TemporaryDirectory made, TemporaryDirectory::Create(parent, ".new-"));
   ASSIGN_OR_RETURN(TemporaryDirectory removed, TemporaryDirectory::Create(parent, ".old-"));
 
+  const std::string layer = descriptor.digest.ToString();
   Checksums checksums{.frames = ChecksumOf(tables.frames), .metadata = ChecksumOf(tables.metadata)};
   checksums.own = checksums.Own();
   const struct {
     const char* name;
     std::string_view content;
     uint64_t size;
-  } files[] = {{kSections, tables.section_table, tables.section_table.size()},
+  } files[] = {{kLayer, layer, layer.size()},
+               {kSections, tables.section_table, tables.section_table.size()},
                {kFrames, tables.frames, tables.frames.size()},
                {kMetadata, tables.metadata, PaddedFileSize(tables.metadata.size())},
                {kChecksums, ChecksumsAsText(checksums), sizeof(checksums)}};

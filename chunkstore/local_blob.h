@@ -31,7 +31,8 @@ struct BlobTables {
 // A blob's directory, as it is found before it is opened.
 struct BlobFiles {
   std::string directory;
-  Digest digest;
+  Digest key;    // LayerDescriptor::Key()
+  Digest layer;  // zeros if the file that tells it is damaged
   uint64_t content_bytes = 0;
   int64_t last_used = 0;       // nanoseconds since 1970
   uint64_t present_bytes = 0;  // see below; not filled in
@@ -40,8 +41,11 @@ struct BlobFiles {
 std::vector<BlobFiles> FindBlobFiles(const std::string& directory);
 // Bytes of the frames that the bitmap in a blob's directory says are in the data file.
 uint64_t PresentBytes(const std::string& directory);
-// The descriptor of the blob in such a directory, from its own files.
+// The descriptor of the blob in such a directory, from its own files. kDataLoss if they are not those
+// of a blob of that name.
 absl::StatusOr<LayerDescriptor> DescriptorOf(const std::string& directory);
+// Whether a directory is what an earlier version kept a blob in, which nothing uses any more.
+bool IsOldBlobDirectory(const std::string& directory);
 
 // Thread-safe but for StoreChunks and LoadChunks, which one thread may call.
 //

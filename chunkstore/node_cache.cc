@@ -99,9 +99,9 @@ void NodeCache::Stop() {
   const std::lock_guard no_longer_evicting(evict_mutex_);
 }
 
-UseTime NodeCache::Opened(const Digest& digest, std::weak_ptr<CachedBlob> blob) {
+UseTime NodeCache::Opened(const Digest& key, std::weak_ptr<CachedBlob> blob) {
   std::lock_guard lock(mutex_);
-  const auto [entry, added] = blobs_.try_emplace(digest);
+  const auto [entry, added] = blobs_.try_emplace(key);
   Known& known = entry->second;
   if (added) known.used = kFirstTime;
   if (++known.open == 1) used_.fetch_sub(std::exchange(known.bytes, 0));
@@ -109,12 +109,12 @@ UseTime NodeCache::Opened(const Digest& digest, std::weak_ptr<CachedBlob> blob) 
   return known.used;
 }
 
-void NodeCache::Closed(const Digest& digest, uint64_t present_bytes, UseTime used) {
+void NodeCache::Closed(const Digest& key, uint64_t present_bytes, UseTime used) {
   std::lock_guard lock(mutex_);
-  Known& known = blobs_[digest];
+  Known& known = blobs_[key];
   if (--known.open > 0 || directory_.empty()) {
     used_.fetch_sub(present_bytes);  // the other one counts them too, or they are gone
-    if (known.open == 0) blobs_.erase(digest);
+    if (known.open == 0) blobs_.erase(key);
     return;
   }
   known.bytes = present_bytes;
@@ -131,8 +131,8 @@ std::vector<NodeCache::Entry> NodeCache::Blobs() {
   std::vector<Entry> entries;
   std::vector<std::shared_ptr<CachedBlob>> open;  // let go of without the lock
   std::lock_guard lock(mutex_);
-  for (const auto& [digest, known] : blobs_) {
-    Entry entry{.digest = digest, .pinned = pinned_.contains(digest), .bytes = known.bytes};
+  for (const auto& [key, known] : blobs_) {
+    Entry entry{.key = key, .pinned = pinned_.contains(key), .bytes = known.bytes};
     if (std::shared_ptr<CachedBlob> blob = known.blob.lock(); blob != nullptr) {
       entry.attached = blob->attached();
       entry.bytes = blob->present_bytes();
@@ -143,9 +143,9 @@ std::vector<NodeCache::Entry> NodeCache::Blobs() {
   return entries;
 }
 
-void NodeCache::Forget(const Digest& digest) {
+void NodeCache::Forget(const Digest& key) {
   std::lock_guard lock(mutex_);
-  const auto entry = blobs_.find(digest);
+  const auto entry = blobs_.find(key);
   if (entry == blobs_.end() || entry->second.open > 0) return;
   used_.fetch_sub(entry->second.bytes);
   blobs_.erase(entry);
@@ -161,7 +161,7 @@ void NodeCache::Scan() {
   std::lock_guard lock(mutex_);
   for (UseTime i = 0; i < count; ++i) {
     const BlobFiles& blob = found[found.size() - count + i];
-    const auto [entry, added] = blobs_.try_emplace(blob.digest);
+    const auto [entry, added] = blobs_.try_emplace(blob.key);
     if (!added) continue;  // it was opened meanwhile
     entry->second.bytes = blob.present_bytes;
     entry->second.used = kFirstTime - count + i;
@@ -263,11 +263,11 @@ uint64_t NodeCache::EvictBytes(uint64_t bytes, UseTime before) {
 std::vector<NodeCache::Candidate> NodeCache::Candidates() {
   std::vector<Candidate> candidates;
   std::lock_guard lock(mutex_);
-  for (const auto& [digest, known] : blobs_) {
-    if (pinned_.contains(digest)) continue;
+  for (const auto& [key, known] : blobs_) {
+    if (pinned_.contains(key)) continue;
     std::shared_ptr<CachedBlob> blob = known.open > 0 ? known.blob.lock() : nullptr;
     if (blob == nullptr && known.bytes == 0) continue;
-    candidates.push_back({digest, std::move(blob), known.bytes, known.used});
+    candidates.push_back({key, std::move(blob), known.bytes, known.used});
   }
   return candidates;
 }
@@ -296,7 +296,7 @@ uint64_t NodeCache::EvictOldest(uint64_t frames, UseTime before, bool* all) {
     if (left == 0 || stopped_) break;
     if (candidate.blob == nullptr) {
       if (candidate.used > up_to) continue;
-      candidate.blob = open_(candidate.digest);
+      candidate.blob = open_(candidate.key);
       if (candidate.blob == nullptr) continue;
     }
     freed += EvictFrom(*candidate.blob, up_to, &left);

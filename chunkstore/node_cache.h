@@ -29,6 +29,8 @@
 
 namespace lamina::chunkstore {
 
+// Blobs are named by LayerDescriptor::Key() here.
+//
 // When a frame was last used, as NodeCache::now() tells it.
 using UseTime = uint32_t;
 inline constexpr UseTime kAnyTime = std::numeric_limits<UseTime>::max();
@@ -91,8 +93,8 @@ class NodeCache {
   // A blob is open from Opened() to Closed(), and may be opened anew before it is closed. Opened()
   // returns when it was last used; its bytes are then counted with Add(), until Closed() takes them
   // over.
-  UseTime Opened(const Digest& digest, std::weak_ptr<CachedBlob> blob);
-  void Closed(const Digest& digest, uint64_t present_bytes, UseTime used);
+  UseTime Opened(const Digest& key, std::weak_ptr<CachedBlob> blob);
+  void Closed(const Digest& key, uint64_t present_bytes, UseTime used);
   void Add(uint64_t bytes) { used_.fetch_add(bytes); }
   void Subtract(uint64_t bytes) { used_.fetch_sub(bytes); }
 
@@ -128,7 +130,7 @@ class NodeCache {
   void SetPinned(absl::flat_hash_set<Digest> blobs);
 
   struct Entry {
-    Digest digest;
+    Digest key;
     bool attached = false;
     bool pinned = false;
     uint64_t bytes = 0;  // of frames in the data file
@@ -136,7 +138,7 @@ class NodeCache {
   // All blobs of the directory, in no order.
   std::vector<Entry> Blobs();
   // The blob's directory is gone. It must not be open.
-  void Forget(const Digest& digest);
+  void Forget(const Digest& key);
 
  private:
   struct Known {
@@ -147,7 +149,7 @@ class NodeCache {
   };
   // A blob that may be evicted from.
   struct Candidate {
-    Digest digest;
+    Digest key;
     std::shared_ptr<CachedBlob> blob;  // null if it is not open
     uint64_t bytes = 0;                // if it is not open
     UseTime used = 0;                  // likewise

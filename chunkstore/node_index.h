@@ -19,7 +19,7 @@
 
 namespace lamina::chunkstore {
 
-// Thread-safe.
+// Thread-safe. Blobs are named by LayerDescriptor::Key().
 class NodeIndex {
  public:
   // A chunk in a blob of this node.

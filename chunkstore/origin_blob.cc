@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "chunkstore/origin_blob.h"
 
+#include <absl/strings/str_cat.h>
+
+#include <algorithm>
 #include <utility>
 
 namespace lamina::chunkstore {
@@ -9,6 +12,9 @@ namespace {
 // Sections are held in memory whole while they are checked, so this bounds what a hostile image can
 // ask for. The frame table of a blob of 4 TiB is as large.
 constexpr uint64_t kMaxSectionLength = 1 << 30;
+
+// More are given only where images of many registries share a layer. The last one makes room.
+constexpr size_t kMaxSources = 8;
 
 absl::Status CheckLength(const Section& section, std::string_view name) {
   if (section.length <= kMaxSectionLength) return absl::OkStatus();
@@ -20,76 +26,136 @@ std::span<std::byte> Writable(std::string& text) { return std::as_writable_bytes
 
 }  // namespace
 
+// An origin, with the object once it is open.
+class OriginBlob::Source {
+ public:
+  explicit Source(std::shared_ptr<Origin> origin)
+      : origin_(std::move(origin)), name_("origin " + origin_->name()) {}
+
+  Origin& origin() { return *origin_; }
+  const std::string& name() const { return name_; }
+
+  absl::StatusOr<std::shared_ptr<OriginObject>> Object(const LayerDescriptor& descriptor) {
+    // Held while the object is opened: all who wait need it.
+    std::lock_guard lock(mutex_);
+    if (object_ == nullptr) {
+      ASSIGN_OR_RETURN(object_, origin_->Open(descriptor.digest, descriptor.size));
+    }
+    return object_;
+  }
+  // After a read of it failed. It may be another file, or another server, by the time it is opened
+  // again.
+  void Drop(const std::shared_ptr<OriginObject>& object) {
+    std::lock_guard lock(mutex_);
+    if (object_ == object) object_ = nullptr;
+  }
+
+ private:
+  const std::shared_ptr<Origin> origin_;
+  const std::string name_;
+  std::mutex mutex_;
+  std::shared_ptr<OriginObject> object_;  // null: to be opened
+};
+
 OriginBlob::OriginBlob(const LayerDescriptor& descriptor, std::shared_ptr<Origin> origin)
     : descriptor_(descriptor) {
-  SetOrigin(std::move(origin));
+  AddOrigin(std::move(origin));
 }
 
-void OriginBlob::SetOrigin(std::shared_ptr<Origin> origin) {
-  std::string name = origin == nullptr ? "no origin" : "origin " + origin->name();
+void OriginBlob::AddOrigin(std::shared_ptr<Origin> origin) {
+  if (origin == nullptr) return;
+  const auto source = std::make_shared<Source>(std::move(origin));
   std::lock_guard lock(mutex_);
-  origin_ = std::move(origin);
-  name_ = std::move(name);
-  object_ = nullptr;
+  const auto same = std::ranges::find(sources_, source->name(), &Source::name);
+  if (same != sources_.end()) {
+    *same = source;
+  } else if (sources_.size() < kMaxSources) {
+    sources_.push_back(source);
+  } else {
+    sources_.back() = source;
+  }
+}
+
+std::vector<std::shared_ptr<OriginBlob::Source>> OriginBlob::Sources() const {
+  std::lock_guard lock(mutex_);
+  return sources_;
 }
 
 std::string OriginBlob::name() const {
   std::lock_guard lock(mutex_);
-  return name_;
+  return sources_.empty() ? "no origin" : sources_.front()->name();
 }
 
 uint64_t OriginBlob::preferred_request_size() const {
   std::lock_guard lock(mutex_);
-  return origin_ == nullptr ? 0 : origin_->preferred_request_size();
+  return sources_.empty() ? 0 : sources_.front()->origin().preferred_request_size();
 }
 
-absl::StatusOr<std::shared_ptr<OriginObject>> OriginBlob::Object() {
-  // Held while the object is opened: all who wait need it.
-  std::lock_guard lock(mutex_);
-  if (object_ != nullptr) return object_;
-  if (origin_ == nullptr) return absl::UnavailableError("there is no origin to read from");
-  ASSIGN_OR_RETURN(object_, origin_->Open(descriptor_.digest, descriptor_.size), "{}", name_);
-  return object_;
+absl::Status OriginBlob::UseAny(const Use& use, const bool& final) {
+  absl::Status failure;
+  for (const std::shared_ptr<Source>& source : Sources()) {
+    absl::StatusOr<std::shared_ptr<OriginObject>> object = source->Object(descriptor_);
+    absl::Status status = object.status();
+    if (status.ok()) status = use(**object);
+    if (final) return status;
+    if (status.ok()) {
+      if (failure.ok()) return status;
+      std::lock_guard lock(mutex_);
+      const auto found = std::ranges::find(sources_, source);
+      std::rotate(sources_.begin(), found, found == sources_.end() ? found : found + 1);
+      return status;
+    }
+    if (object.ok()) source->Drop(*object);
+    status = Annotate(std::move(status), source->name());
+    failure = failure.ok() ? std::move(status)
+                           : absl::Status(failure.code(),
+                                          absl::StrCat(failure.message(), "; ", status.message()));
+  }
+  if (!failure.ok()) return failure;
+  return absl::UnavailableError("there is no origin to read from");
 }
 
 absl::Status OriginBlob::Read(std::span<const RangeRead> ranges) {
-  ASSIGN_OR_RETURN(const std::shared_ptr<OriginObject> object, Object());
-  absl::Status status = object->Read(ranges);
-  if (status.ok()) return status;
-  Drop(object);
-  return Annotate(std::move(status), name());
+  return UseAny([&](OriginObject& object) { return object.Read(ranges); }, false);
 }
 
 absl::Status OriginBlob::Stream(uint64_t offset, uint64_t length, std::span<std::byte> buffer,
                                 const OriginObject::Sink& sink) {
-  ASSIGN_OR_RETURN(const std::shared_ptr<OriginObject> object, Object());
   bool refused = false;
-  absl::Status status =
-      object->Stream(offset, length, buffer, [&](std::span<const std::byte> piece) {
-        absl::Status taken = sink(piece);
-        refused = !taken.ok();
-        return taken;
-      });
-  if (status.ok() || refused) return status;
-  Drop(object);
-  return Annotate(std::move(status), name());
+  const auto take = [&](std::span<const std::byte> piece) {
+    absl::Status taken = sink(piece);
+    refused = !taken.ok();
+    offset += piece.size();
+    length -= piece.size();
+    return taken;
+  };
+  return UseAny([&](OriginObject& object) { return object.Stream(offset, length, buffer, take); },
+                refused);
 }
 
-void OriginBlob::Drop(const std::shared_ptr<OriginObject>& object) {
-  // It may be another file, or another server, by the time it is opened again.
+bool OriginBlob::Distrust(size_t attempt) {
   std::lock_guard lock(mutex_);
-  if (object_ == object) object_ = nullptr;
-}
-
-bool OriginBlob::Distrust() {
-  std::lock_guard lock(mutex_);
-  return origin_ != nullptr && origin_->Distrust();
+  if (sources_.empty()) return false;
+  if (attempt == 0 && sources_.front()->origin().Distrust()) return true;
+  if (sources_.size() < 2 || attempt >= sources_.size()) return false;
+  std::rotate(sources_.begin(), sources_.begin() + 1, sources_.end());
+  return true;
 }
 
 absl::StatusOr<BlobTables> OriginBlob::ReadTables() {
   absl::StatusOr<BlobTables> tables = TryToReadTables();
-  if (!absl::IsDataLoss(tables.status()) || !Distrust()) return tables;
-  return TryToReadTables();
+  for (size_t i = 0; absl::IsDataLoss(tables.status()) && Distrust(i); ++i) {
+    tables = TryToReadTables();
+  }
+  return tables;
+}
+
+absl::StatusOr<std::string> OriginBlob::ReadChunkTable(const SectionTable& sections) {
+  absl::StatusOr<std::string> table = TryToReadChunkTable(sections);
+  for (size_t i = 0; absl::IsDataLoss(table.status()) && Distrust(i); ++i) {
+    table = TryToReadChunkTable(sections);
+  }
+  return table;
 }
 
 absl::StatusOr<BlobTables> OriginBlob::TryToReadTables() {
@@ -123,7 +189,7 @@ absl::StatusOr<BlobTables> OriginBlob::TryToReadTables() {
   return tables;
 }
 
-absl::StatusOr<std::string> OriginBlob::ReadChunkTable(const SectionTable& sections) {
+absl::StatusOr<std::string> OriginBlob::TryToReadChunkTable(const SectionTable& sections) {
   RETURN_IF_ERROR(CheckLength(sections.chunk_table, "chunk table"));
   std::string stored(sections.chunk_table.length, '\0');
   const RangeRead range{sections.chunk_table.offset, Writable(stored)};

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A blob at its origin: opened when it is first needed, and again after it failed.
+// A blob at its origins: opened when it is first needed, and again after it failed. What one origin
+// does not have, or has wrong, comes from another one.
 #ifndef LAMINA_CHUNKSTORE_ORIGIN_BLOB_H_
 #define LAMINA_CHUNKSTORE_ORIGIN_BLOB_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "chunkstore/blob_tables.h"
 #include "chunkstore/local_blob.h"
@@ -16,24 +20,30 @@
 
 namespace lamina::chunkstore {
 
-// Thread-safe. Errors name the origin.
+// Thread-safe. Errors name the origins.
 class OriginBlob {
  public:
-  // `origin` may be null: every read fails then.
+  // `origin` may be null: every read fails then, until there is one.
   OriginBlob(const LayerDescriptor& descriptor, std::shared_ptr<Origin> origin);
 
-  // Reads that run stay with the old origin.
-  void SetOrigin(std::shared_ptr<Origin> origin);
-  // "origin oci:/srv/images", for errors.
+  // Another place to read from; null is none. It is asked after those that there are, until one of
+  // them fails: a bad origin that comes later changes nothing, one that came first costs one failure.
+  // One that has the name of an earlier one takes its place, as its credentials are newer. Reads
+  // that run stay with the old origin.
+  void AddOrigin(std::shared_ptr<Origin> origin);
+  // "origin oci:/srv/images", for errors: the one that is asked first.
   std::string name() const;
+  // Likewise.
   uint64_t preferred_request_size() const;
 
   absl::Status Read(std::span<const RangeRead> ranges);
   // OriginObject::Stream; the sink's errors are passed on as they are.
   absl::Status Stream(uint64_t offset, uint64_t length, std::span<std::byte> buffer,
                       const OriginObject::Sink& sink);
-  // Of the origin.
-  bool Distrust();
+  // To be called when bytes that were read are not what their digest says, with the number of times
+  // that this was so already. True if there is another place to read them from, which reads use from
+  // now on: then it is worth another try.
+  bool Distrust(size_t attempt);
 
   // What a node needs before it can use the blob. Verified.
   absl::StatusOr<BlobTables> ReadTables();
@@ -41,16 +51,19 @@ class OriginBlob {
   absl::StatusOr<std::string> ReadChunkTable(const SectionTable& sections);
 
  private:
-  absl::StatusOr<std::shared_ptr<OriginObject>> Object();
-  // After a read of it failed: the next read opens it anew.
-  void Drop(const std::shared_ptr<OriginObject>& object);
+  class Source;
+  using Use = std::function<absl::Status(OriginObject&)>;
+
+  std::vector<std::shared_ptr<Source>> Sources() const;
+  // Has the first source that can be used be the first one from now on. An error of `use` sends it to
+  // the next source, unless `final` is set by then.
+  absl::Status UseAny(const Use& use, const bool& final);
   absl::StatusOr<BlobTables> TryToReadTables();
+  absl::StatusOr<std::string> TryToReadChunkTable(const SectionTable& sections);
 
   const LayerDescriptor descriptor_;
-  mutable std::mutex mutex_;
-  std::shared_ptr<Origin> origin_;
-  std::string name_;
-  std::shared_ptr<OriginObject> object_;  // null: to be opened
+  mutable std::mutex mutex_;                      // never held while an origin is asked
+  std::vector<std::shared_ptr<Source>> sources_;  // in the order in which they are asked
 };
 
 }  // namespace lamina::chunkstore

@@ -57,7 +57,7 @@ class StoredBlob::LoadChunksTask : public FetchPool::Task {
     absl::Status status = chunks.status();
     if (chunks.ok()) {
       blob_->chunks_.store(*chunks, std::memory_order_release);
-      status = blob_->copier_->index().AddBlob(blob_->descriptor_.digest, **chunks);
+      status = blob_->copier_->index().AddBlob(blob_->key_, **chunks);
     }
     if (!status.ok()) {
       spdlog::warn("{}: its chunks cannot be shared with other blobs: {}", blob_->name(),
@@ -88,6 +88,7 @@ struct StoredBlob::Handle {
 StoredBlob::StoredBlob(const LayerDescriptor& descriptor, std::unique_ptr<LocalBlob> local,
                        std::shared_ptr<Origin> origin, Shared shared)
     : descriptor_(descriptor),
+      key_(descriptor.Key()),
       local_(std::move(local)),
       origin_(descriptor, std::move(origin)),
       pool_(std::move(shared.pool)),
@@ -106,16 +107,14 @@ std::shared_ptr<StoredBlob> StoredBlob::Create(const LayerDescriptor& descriptor
                                                std::shared_ptr<Origin> origin, Shared shared) {
   const std::shared_ptr<StoredBlob> blob(
       new StoredBlob(descriptor, std::move(local), std::move(origin), std::move(shared)));
-  const UseTime used = blob->cache_->Opened(descriptor.digest, blob);
+  const UseTime used = blob->cache_->Opened(blob->key_, blob);
   blob->last_used_ = used;
   for (std::atomic<UseTime>& time : blob->used_) time.store(used, std::memory_order_relaxed);
   blob->local_->CountIn(blob->cache_);
   return blob;
 }
 
-StoredBlob::~StoredBlob() {
-  cache_->Closed(descriptor_.digest, local_->present_bytes(), last_used_);
-}
+StoredBlob::~StoredBlob() { cache_->Closed(key_, local_->present_bytes(), last_used_); }
 
 std::shared_ptr<Blob> StoredBlob::NewHandle() {
   local_->MarkUsed();
@@ -193,7 +192,7 @@ absl::StatusOr<uint64_t> StoredBlob::Evict(std::span<const uint32_t> frames) {
   // From here to the end as data_readers.h has it. The bits in the file go first as well: a process
   // that is killed in between leaves bytes that nobody asks for.
   DataReaders& readers = cache_->readers();
-  readers.BeginEviction(descriptor_.digest);
+  readers.BeginEviction(key_);
   uint64_t freed = 0;
   for (const uint32_t frame : claimed) freed += local_->Forget(frame);
   readers.AwaitReaders();
@@ -202,7 +201,7 @@ absl::StatusOr<uint64_t> StoredBlob::Evict(std::span<const uint32_t> frames) {
     for (run = i + 1; run < claimed.size() && claimed[run] == claimed[run - 1] + 1;) ++run;
     status.Update(local_->Punch(claimed[i], claimed[run - 1] + 1));
   }
-  readers.EndEviction(descriptor_.digest);
+  readers.EndEviction(key_);
   scheduler_.Release(claimed);
   if (!status.ok()) return status;
   return freed;
@@ -269,8 +268,8 @@ std::optional<uint32_t> StoredBlob::CopyFromOthers(uint32_t frame, const Work& w
   std::optional<uint64_t> written;
   if (const auto room = cache_->MakeRoom(bytes, work.since); room.ok()) {
     const DataReaders::Section section = cache_->readers().Enter();
-    written = copier_->Copy(descriptor_.digest, *chunks, frame, range, *local_, cache_->readers(),
-                            work.batch_buffer);
+    written =
+        copier_->Copy(key_, *chunks, frame, range, *local_, cache_->readers(), work.batch_buffer);
   }
   if (!written.has_value()) {
     scheduler_.Release(claimed);
@@ -331,7 +330,7 @@ void StoredBlob::FetchFromOrigin(const Work& work) {
     const NodeCache::Room room = std::move(rooms[i]);  // until it is written
     const std::span<std::byte> compressed = batch_buffer.first(length);
     absl::Status stored = StoreFrame(wanted[i], compressed, work);
-    if (absl::IsDataLoss(stored) && origin_.Distrust()) {
+    for (size_t attempt = 0; absl::IsDataLoss(stored) && origin_.Distrust(attempt); ++attempt) {
       const RangeRead again{frames()[wanted[i]].offset, compressed};
       stored = origin_.Read(std::span(&again, 1));
       if (stored.ok()) stored = StoreFrame(wanted[i], compressed, work);
@@ -403,12 +402,16 @@ absl::Status StoredBlob::ReadFrameThrough(uint32_t frame, std::span<std::byte> i
   const FrameRecord& record = frames()[frame];
   std::vector<std::byte> compressed(record.length);
   const RangeRead read{record.offset, compressed};
-  ++stats.origin_requests;
-  RETURN_IF_ERROR(origin_.Read(std::span(&read, 1)));
-  stats.fetched_bytes += compressed.size();
+  absl::Status decoded;
+  size_t attempt = 0;
+  do {
+    ++stats.origin_requests;
+    RETURN_IF_ERROR(origin_.Read(std::span(&read, 1)));
+    stats.fetched_bytes += compressed.size();
+    decoded = DecodeFrame(record, compressed, into.first(BytesOf(record)));
+  } while (absl::IsDataLoss(decoded) && origin_.Distrust(attempt++));
+  RETURN_IF_ERROR(decoded, "{}", origin_.name());
   ++stats.fetched_frames;
-  RETURN_IF_ERROR(DecodeFrame(record, compressed, into.first(BytesOf(record))), "{}",
-                  origin_.name());
   stats.decompressed_bytes += BytesOf(record);
   return absl::OkStatus();
 }

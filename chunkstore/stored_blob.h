@@ -41,7 +41,7 @@ class StoredBlob : public Blob, public CachedBlob, public std::enable_shared_fro
 
   // What users get.
   std::shared_ptr<Blob> NewHandle();
-  void SetOrigin(std::shared_ptr<Origin> origin) { origin_.SetOrigin(std::move(origin)); }
+  void AddOrigin(std::shared_ptr<Origin> origin) { origin_.AddOrigin(std::move(origin)); }
 
   const LayerDescriptor& descriptor() const override { return descriptor_; }
   uint64_t size() const override { return uint64_t{blocks()} * kBlockSize; }
@@ -111,6 +111,7 @@ class StoredBlob : public Blob, public CachedBlob, public std::enable_shared_fro
   std::string name() const { return "blob " + descriptor_.digest.ToString(); }
 
   const LayerDescriptor descriptor_;
+  const Digest key_;
   const std::unique_ptr<LocalBlob> local_;
   OriginBlob origin_;
   const std::shared_ptr<FetchPool> pool_;

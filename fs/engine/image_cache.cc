@@ -134,7 +134,7 @@ void ImageCache::ApplyPins() {
   std::vector<Digest> pinned;
   for (const auto& [manifest, known] : images_) {
     if (!known.record.pinned) continue;
-    for (const LayerDescriptor& layer : known.record.layers) pinned.push_back(layer.digest);
+    for (const LayerDescriptor& layer : known.record.layers) pinned.push_back(layer.Key());
   }
   store_.SetPinned(pinned);
 }
@@ -161,7 +161,7 @@ std::shared_ptr<void> ImageCache::Use(const ImageRecord& image) {
 CacheReport ImageCache::Report() {
   CacheReport report{.usage = store_.GetUsage()};
   std::map<Digest, const BlobStore::BlobUsage*> blobs;
-  for (const BlobStore::BlobUsage& blob : report.usage.blobs) blobs[blob.digest] = &blob;
+  for (const BlobStore::BlobUsage& blob : report.usage.blobs) blobs[blob.key] = &blob;
   std::lock_guard lock(mutex_);
   for (const auto& [manifest, known] : images_) {
     CachedImage image{.image = known.record.image,
@@ -170,7 +170,7 @@ CacheReport ImageCache::Report() {
                       .mounted = known.users > 0};
     for (const LayerDescriptor& layer : known.record.layers) {
       image.layers.push_back(layer.digest);
-      const auto blob = blobs.find(layer.digest);
+      const auto blob = blobs.find(layer.Key());
       if (blob == blobs.end()) continue;
       image.content_bytes += blob->second->content_bytes;
       image.present_bytes += blob->second->present_bytes;
@@ -210,11 +210,11 @@ void ImageCache::RemoveUnneeded(CacheCleanup* cleanup) {
     if (!known.record.layers.empty()) {
       names.insert(MergedMetadataName(known.record.layers));
     }
-    for (const LayerDescriptor& layer : known.record.layers) blobs.insert(layer.digest);
+    for (const LayerDescriptor& layer : known.record.layers) blobs.insert(layer.Key());
   }
   for (const BlobStore::BlobUsage& blob : store_.GetUsage().blobs) {
-    if (blobs.contains(blob.digest) || blob.attached) continue;
-    if (absl::Status status = store_.Remove(blob.digest); status.ok()) {
+    if (blobs.contains(blob.key) || blob.attached) continue;
+    if (absl::Status status = store_.Remove(blob.key); status.ok()) {
       ++cleanup->removed_blobs;
     } else {
       spdlog::warn("{}", std::string(status.message()));

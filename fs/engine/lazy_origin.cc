@@ -23,6 +23,11 @@ class LazyOrigin final : public Origin {
     return origin->Open(digest, size);
   }
 
+  bool Distrust() override {
+    const std::unique_lock lock(mutex_, std::try_to_lock);  // what is being opened was not read yet
+    return lock.owns_lock() && origin_ != nullptr && origin_->Distrust();
+  }
+
   // Does not wait for an origin that is being opened.
   uint64_t preferred_request_size() const override { return preferred_request_size_; }
 

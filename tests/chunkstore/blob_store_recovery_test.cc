@@ -123,7 +123,7 @@ TEST_F(RecoveryTest, ABitmapThatLiesCostsNoMoreThanALook) {
 TEST_F(RecoveryTest, IsNotMisledByDamagedOrMissingLocalFiles) {
   const TestBlob blob = AddMixedBlob();
   for (const std::string file :
-       {"sections", "frames", "metadata", "checksums", "present", "data"}) {
+       {"layer", "sections", "frames", "metadata", "checksums", "present", "data"}) {
     SCOPED_TRACE(file);
     const std::string path = LocalPath(blob, file);
     FillBlob(blob);
@@ -181,6 +181,15 @@ TEST_F(RecoveryTest, RemovesWhatAKilledProcessLeftBehind) {
   std::filesystem::create_directories(state() + "/.new-abc/blob");
   OpenStore();
   EXPECT_TRUE(std::filesystem::is_empty(state()));
+}
+
+TEST_F(RecoveryTest, RemovesBlobsOfEarlierVersions) {
+  std::filesystem::create_directories(state() + "/" + Digest::Of({}).Hex());
+  std::ofstream(state() + "/" + Digest::Of({}).Hex() + "/sections") << "content";
+  const TestBlob blob = AddMixedBlob();
+  FillBlob(blob);
+  EXPECT_FALSE(std::filesystem::exists(state() + "/" + Digest::Of({}).Hex()));
+  EXPECT_EQ(ExpectReadable(blob)->fetched_frames, 0u);
 }
 
 TEST_F(RecoveryTest, NeverServesAFlippedBitOfTheOrigin) {

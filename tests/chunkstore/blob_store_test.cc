@@ -325,29 +325,6 @@ TEST_F(BlobStoreTest, OneBlobIsOneObject) {
   EXPECT_EQ(origin->opened(), 1);  // the tables were read once, and no frame yet
 }
 
-TEST_F(BlobStoreTest, TheOriginGivenLastServes) {
-  const TestBlob blob = AddFrames(2);
-  const auto store = OpenStore();
-  const auto first = NewOrigin();
-  const auto second = NewOrigin();
-  const auto attached = Attach(*store, blob, first);
-  first->FailWith(absl::UnavailableError("gone"));
-  EXPECT_FALSE(ReadBlob(*attached).ok());
-  const auto again = Attach(*store, blob, second);
-  EXPECT_TRUE(ReadBlob(*attached).ok());
-  EXPECT_EQ(second->opened(), 1);
-}
-
-TEST_F(BlobStoreTest, RefusesAnotherSectionTableForAnAttachedBlob) {
-  const TestBlob blob = AddFrames(1);
-  const auto store = OpenStore();
-  const auto attached = Attach(*store, blob, NewOrigin());
-  LayerDescriptor other = blob.descriptor();
-  other.section_table_digest = Digest::Of(AsBytes("other"));
-  EXPECT_EQ(store->Attach(other, NewOrigin()).status().code(),
-            absl::StatusCode::kFailedPrecondition);
-}
-
 TEST_F(BlobStoreTest, FetchesEndWhenNobodyUsesTheBlob) {
   const TestBlob blob = AddFrames(60);
   const auto store = OpenStore(nullptr, /*threads=*/1);

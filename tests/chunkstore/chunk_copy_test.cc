@@ -46,7 +46,7 @@ class ChunkCopyTest : public StoreTest {
     auto attached = store.Attach(blob.descriptor(), std::move(origin));
     EXPECT_TRUE(attached.ok()) << attached.status();
     (*attached)->ShareChunks();
-    while (!index_->HasBlob(blob.info.digest).value()) {
+    while (!index_->HasBlob(blob.descriptor().Key()).value()) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     return *std::move(attached);

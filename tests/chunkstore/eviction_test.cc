@@ -163,7 +163,7 @@ TEST_F(EvictionTest, PinnedBlobsStay) {
   const TestBlob pinned = AddFrames(8);
   const TestBlob other = AddFrames(32);
   const auto store = Open(12 * kFrames);
-  store->SetPinned(std::vector{pinned.info.digest});
+  store->SetPinned(std::vector{pinned.descriptor().Key()});
   Read(*Attach(*store, pinned), pinned, 0, 8);
   Read(*Attach(*store, other), other, 0, 32);
   EvictAll(*store, 8 * kFrames);
@@ -283,19 +283,19 @@ TEST_F(EvictionTest, RemovesABlobThatIsNotAttached) {
   const auto store = Open(100 * kFrames, shared);
   auto attached = Attach(*store, blob);
   Read(*attached, blob, 0, 4);
-  while (!shared->HasBlob(blob.info.digest).value()) std::this_thread::yield();
-  EXPECT_EQ(store->Remove(blob.info.digest).code(), absl::StatusCode::kFailedPrecondition);
+  while (!shared->HasBlob(blob.descriptor().Key()).value()) std::this_thread::yield();
+  EXPECT_EQ(store->Remove(blob.descriptor().Key()).code(), absl::StatusCode::kFailedPrecondition);
   attached.reset();
   // A task may hold it for a moment.
-  absl::Status removed = store->Remove(blob.info.digest);
-  for (; absl::IsFailedPrecondition(removed); removed = store->Remove(blob.info.digest)) {
+  absl::Status removed = store->Remove(blob.descriptor().Key());
+  for (; absl::IsFailedPrecondition(removed); removed = store->Remove(blob.descriptor().Key())) {
     std::this_thread::yield();
   }
   EXPECT_TRUE(removed.ok()) << removed;
   EXPECT_TRUE(std::filesystem::is_empty(state()));
-  EXPECT_FALSE(shared->HasBlob(blob.info.digest).value());
+  EXPECT_FALSE(shared->HasBlob(blob.descriptor().Key()).value());
   EXPECT_EQ(store->GetUsage().used_bytes, 0u);
-  EXPECT_EQ(store->Remove(blob.info.digest).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(store->Remove(blob.descriptor().Key()).code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(Read(*Attach(*store, blob), blob, 0, 4), 4u);
 }
 

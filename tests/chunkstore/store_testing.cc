@@ -178,7 +178,7 @@ std::string StoreTest::ObjectPath(const TestBlob& blob) const {
 }
 
 std::string StoreTest::LocalPath(const TestBlob& blob, const std::string& file) const {
-  return state() + "/" + blob.info.digest.Hex() + "/" + file;
+  return state() + "/" + blob.descriptor().Key().Hex() + "/" + file;
 }
 
 TestBlob StoreTest::AddBlob(const std::vector<std::string>& files) {

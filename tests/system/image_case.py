@@ -2,6 +2,7 @@
 """Cases: images made for one kind of trouble each. Every case is converted, verified, mounted through
 each transport and compared with what the referee (reference.py) makes of the same layers."""
 
+import hashlib
 import subprocess
 
 import reference
@@ -44,11 +45,17 @@ def case(name, *, loop=False, tar_status=(0,), adjust=None):
     return register
 
 
+def blob_key(layer):
+    """The name of a layer's directory in the state directory (LayerDescriptor::Key)."""
+    table = layer["annotations"]["containerd.io/snapshot/lamina.section-table.digest"]
+    digests = [digest.removeprefix("sha256:") for digest in (layer["digest"], table)]
+    return hashlib.sha256(bytes.fromhex("".join(digests))).hexdigest()
+
+
 def check_metadata(workspace):
     """The merged metadata, which the state directory keeps, must please erofs-utils as well."""
     layers = Layout(workspace.path("converted")).manifest("latest")["layers"]
-    devices = [f"--device={workspace.state}/blobs/{layer['digest'][len('sha256:'):]}/data"
-               for layer in layers]
+    devices = [f"--device={workspace.state}/blobs/{blob_key(layer)}/data" for layer in layers]
     kept = list(workspace.state.glob("images/*/metadata"))
     check_equal(len(kept), 1, "number of metadata files")
     # It descends by recursion, with large buffers on the stack.
