@@ -60,6 +60,14 @@ class EventClient : public Client {
     Curl().multi_wakeup(multi_);
   }
 
+  void Resume(uint64_t id) override {
+    {
+      std::lock_guard lock(mutex_);
+      resumed_.push_back(id);
+    }
+    Curl().multi_wakeup(multi_);
+  }
+
  private:
   // A request that is not finished.
   struct Pending {
@@ -87,11 +95,13 @@ class EventClient : public Client {
   bool TakeCommands() {
     std::deque<std::pair<uint64_t, std::unique_ptr<Transfer>>> added;
     std::vector<uint64_t> cancelled;
+    std::vector<uint64_t> resumed;
     bool stopped = false;
     {
       std::lock_guard lock(mutex_);
       added.swap(added_);
       cancelled.swap(cancelled_);
+      resumed.swap(resumed_);
       stopped = stopped_;
     }
     for (auto& [id, transfer] : added) {
@@ -101,6 +111,12 @@ class EventClient : public Client {
     for (const uint64_t id : cancelled) {
       const auto found = pending_.find(id);
       if (found != pending_.end()) Finish(found, absl::CancelledError("cancelled"));
+    }
+    for (const uint64_t id : resumed) {
+      const auto found = pending_.find(id);
+      // Between two tries there is nothing to go on with.
+      if (found == pending_.end() || !found->second.in_flight) continue;
+      Curl().easy_pause(found->second.transfer->handle(), CURLPAUSE_CONT);
     }
     return !stopped;
   }
@@ -162,9 +178,10 @@ class EventClient : public Client {
   const ClientOptions options_;
   CURLM* const multi_;
 
-  std::mutex mutex_;  // guards the next four
+  std::mutex mutex_;  // guards the next five
   std::deque<std::pair<uint64_t, std::unique_ptr<Transfer>>> added_;
   std::vector<uint64_t> cancelled_;
+  std::vector<uint64_t> resumed_;
   uint64_t next_id_ = 1;
   bool stopped_ = false;
 

@@ -3,7 +3,8 @@
 // An HTTP client for fetching parts of large objects from servers that are busy, far away, or wrong.
 // One event thread runs all requests (libcurl's multi interface) over connections that are kept alive,
 // HTTP/2 where the server offers it. It follows redirects itself, repeats what failed for a passing
-// reason, and hands out nothing but complete bodies of bounded size.
+// reason, and hands out nothing but complete bodies of bounded size, or the parts of one in order as
+// they come.
 //
 // Rules that hold for every request:
 //   - `authorization` goes to the scheme, host and port of the request's own URL, and nowhere else.
@@ -45,13 +46,17 @@ struct Request {
   // With a range, a successful response's body is exactly these bytes. Servers that ignore the range
   // and send the whole object are read up to its end, if not too much of it lies before the range.
   std::optional<Range> range;
+  // With a range: takes the body piece by piece, each byte once, whatever it took to get it, instead
+  // of Response::body. Called on the event thread, which it must not block. False asks for a break:
+  // what has been read already may still come, and nothing else before Client::Resume.
+  std::function<bool(std::string_view)> sink;
   uint64_t max_body = 8 << 20;  // of other responses
 
   bool allow_http = false;
   std::string ca_file;  // PEM; beside the system's authorities
   bool follow_redirects = true;
   // Tries in all, for what may pass: lost connections, 429 and 5xx. Requests that may not be sent
-  // twice have 1.
+  // twice have 1. With a sink, one that brought something is not counted.
   int attempts = 5;
   std::chrono::seconds stall_timeout{0};  // 0: the client's
 };
@@ -100,6 +105,8 @@ class Client {
   virtual uint64_t Start(Request request, Done done) = 0;
   // The request's `done` is called soon, with kCancelled if the response is not complete by then.
   virtual void Cancel(uint64_t id) = 0;
+  // Goes on with a request whose sink wanted a break.
+  virtual void Resume(uint64_t id) = 0;
 
   // Start, and wait.
   absl::StatusOr<Response> Perform(Request request);

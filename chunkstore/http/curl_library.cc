@@ -28,6 +28,7 @@ absl::StatusOr<CurlLibrary> Load() {
 #define LAMINA_CURL(name) complete = Find(library, "curl_" #name, &curl.name) && complete
   LAMINA_CURL(easy_cleanup);
   LAMINA_CURL(easy_init);
+  LAMINA_CURL(easy_pause);
   LAMINA_CURL(easy_setopt);
   LAMINA_CURL(easy_strerror);
   LAMINA_CURL(free);

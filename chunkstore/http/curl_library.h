@@ -16,6 +16,7 @@ namespace lamina::http {
 struct CurlLibrary {
   decltype(&::curl_easy_cleanup) easy_cleanup;
   decltype(&::curl_easy_init) easy_init;
+  decltype(&::curl_easy_pause) easy_pause;
   decltype(&::curl_easy_setopt) easy_setopt;
   decltype(&::curl_easy_strerror) easy_strerror;
   decltype(&::curl_free) free;

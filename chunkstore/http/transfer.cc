@@ -18,7 +18,9 @@ constexpr size_t kMaxErrorBody = 64 << 10;
 // object, piece by piece, into something quadratic.
 constexpr uint64_t kMaxSkip = 64 << 20;
 // A try that brings this much is not a failed one.
-constexpr size_t kMinProgress = 64 << 10;
+constexpr uint64_t kMinProgress = 64 << 10;
+// What is read from a connection at once when a sink takes it.
+constexpr long kStreamBuffer = 256 << 10;
 
 bool IsRedirect(int status) {
   return status == 301 || status == 302 || status == 303 || status == 307 || status == 308;
@@ -99,7 +101,7 @@ absl::StatusOr<CURL*> Transfer::Begin() {
   failure_ = absl::OkStatus();
   range_begun_ = false;
   skip_ = 0;
-  range_before_ = range_.size();
+  received_before_ = received_;
   error_[0] = '\0';
   handle_.reset(Curl().easy_init());
   if (handle_ == nullptr) return absl::ResourceExhaustedError("no memory for an HTTP request");
@@ -120,7 +122,13 @@ void Transfer::SetOptions() {
   set(CURLOPT_NOSIGNAL, 1L);
   set(CURLOPT_ERRORBUFFER, error_.data());
   set(CURLOPT_FOLLOWLOCATION, 0L);
-  set(CURLOPT_HTTP_VERSION, long{CURL_HTTP_VERSION_2TLS});
+  if (request_.sink) {
+    // A connection of its own: on a shared one (HTTP/2) a break would hold up others as well.
+    set(CURLOPT_HTTP_VERSION, long{CURL_HTTP_VERSION_1_1});
+    set(CURLOPT_BUFFERSIZE, kStreamBuffer);
+  } else {
+    set(CURLOPT_HTTP_VERSION, long{CURL_HTTP_VERSION_2TLS});
+  }
   set(CURLOPT_PIPEWAIT, 1L);  // rather a stream of a connection that is there than a new one
   set(CURLOPT_TCP_KEEPALIVE, 1L);
   set(CURLOPT_CONNECTTIMEOUT_MS, static_cast<long>(options_.connect_timeout.count()));
@@ -153,7 +161,7 @@ void Transfer::SetHeaders() {
     add("Authorization: " + request_.authorization);
   }
   if (request_.range) {
-    add(fmt::format("Range: bytes={}-{}", request_.range->offset + range_.size(),
+    add(fmt::format("Range: bytes={}-{}", request_.range->offset + received_,
                     request_.range->offset + request_.range->length - 1));
   }
   headers_.reset(list);
@@ -243,7 +251,7 @@ absl::Status Transfer::AddBody(std::string_view data) {
 absl::Status Transfer::BeginRange() {
   range_begun_ = true;
   const Range& range = *request_.range;
-  const uint64_t begin = range.offset + range_.size();
+  const uint64_t begin = range.offset + received_;
   const std::string encoding = response_.Header("content-encoding");
   if (!encoding.empty() && encoding != "identity") {
     return absl::DataLossError(fmt::format("the server sent the object encoded as {}", encoding));
@@ -289,9 +297,17 @@ absl::Status Transfer::AddToRange(std::string_view data) {
   const size_t skipped = static_cast<size_t>(std::min<uint64_t>(skip_, data.size()));
   skip_ -= skipped;
   data.remove_prefix(skipped);
-  range_.append(data.substr(0, request_.range->length - range_.size()));
+  const std::string_view wanted = data.substr(0, request_.range->length - received_);
+  received_ += wanted.size();
+  if (!request_.sink) {
+    range_.append(wanted);
+  } else if (!wanted.empty() && !request_.sink(wanted)) {
+    Curl().easy_pause(handle_.get(), CURLPAUSE_RECV);
+  }
   return absl::OkStatus();
 }
+
+bool Transfer::HasProgress() const { return received_ - received_before_ >= kMinProgress; }
 
 Transfer::Verdict Transfer::End(CURLcode code, double jitter) {
   // What the handle points to goes after it.
@@ -331,9 +347,9 @@ Transfer::Verdict Transfer::JudgeResponse(double jitter) {
       }
       if (!RangeIsComplete()) {
         absl::Status status = absl::DataLossError(fmt::format(
-            "the response ends after {} of {} bytes", range_.size(), request_.range->length));
+            "the response ends after {} of {} bytes", received_, request_.range->length));
         // Servers may send less than they are asked for: ask for the rest.
-        if (range_.size() - range_before_ >= kMinProgress) {
+        if (HasProgress()) {
           --tries_;
           return Verdict{};
         }
@@ -371,6 +387,7 @@ std::optional<Transfer::Verdict> Transfer::Redirect() {
 
 Transfer::Verdict Transfer::Retry(absl::Status why, double jitter,
                                   std::optional<std::chrono::seconds> asked) {
+  if (request_.sink && HasProgress()) tries_ = 0;
   if (tries_ >= request_.attempts) return Fail(std::move(why));
   std::chrono::milliseconds pause = options_.first_backoff * (1 << std::clamp(tries_ - 1, 0, 10));
   pause = std::min(pause, options_.max_backoff);

@@ -59,7 +59,9 @@ class Transfer {
   absl::Status AddToRange(std::string_view data);
   // Whether the server, having sent the range, goes on with what lies behind it.
   bool MoreFollows() const;
-  bool RangeIsComplete() const { return range_.size() == request_.range->length; }
+  bool RangeIsComplete() const { return received_ == request_.range->length; }
+  // Whether this try has brought something worth mentioning.
+  bool HasProgress() const;
 
   Verdict JudgeResponse(double jitter);
   std::optional<Verdict> Redirect();
@@ -86,10 +88,11 @@ class Transfer {
   bool headers_complete_ = false;
   absl::Status failure_;  // found while the response came in
 
-  std::string range_;  // what is there of the range, kept from one try to the next
+  uint64_t received_ = 0;  // bytes of the range, kept from one try to the next
+  std::string range_;      // these bytes, unless there is a sink
   bool range_begun_ = false;
-  uint64_t skip_ = 0;        // bytes of the body that lie before what is wanted
-  size_t range_before_ = 0;  // range_.size() when this try began
+  uint64_t skip_ = 0;             // bytes of the body that lie before what is wanted
+  uint64_t received_before_ = 0;  // received_ when this try began
 };
 
 }  // namespace lamina::http

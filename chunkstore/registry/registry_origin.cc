@@ -6,6 +6,7 @@
 #include "chunkstore/registry/latency_window.h"
 #include "chunkstore/registry/parallel_read.h"
 #include "chunkstore/registry/range_plan.h"
+#include "chunkstore/registry/stream_read.h"
 
 namespace lamina::registry {
 namespace {
@@ -28,18 +29,24 @@ class RegistryObject : public chunkstore::OriginObject {
       : shared_(std::move(shared)), digest_(digest), size_(size) {}
 
   absl::Status Read(std::span<const RangeRead> ranges) override {
-    for (const RangeRead& range : ranges) {
-      if (range.offset > size_ || range.into.size() > size_ - range.offset) {
-        return absl::DataLossError(fmt::format("{}: {} bytes at {} are past the end at {}",
-                                               digest_.ToString(), range.into.size(), range.offset,
-                                               size_));
-      }
-    }
+    for (const RangeRead& range : ranges) RETURN_IF_ERROR(Check(range.offset, range.into.size()));
     ParallelRead read(*shared_->repository, digest_, size_, shared_->latencies);
     return read.Run(PlanRequests(ranges));
   }
 
+  absl::Status Stream(uint64_t offset, uint64_t length, std::span<std::byte> /*buffer*/,
+                      const Sink& sink) override {
+    RETURN_IF_ERROR(Check(offset, length));
+    return StreamRead(*shared_->repository, digest_, size_).Run(offset, length, sink);
+  }
+
  private:
+  absl::Status Check(uint64_t offset, uint64_t length) const {
+    if (offset <= size_ && length <= size_ - offset) return absl::OkStatus();
+    return absl::DataLossError(fmt::format("{}: {} bytes at {} are past the end at {}",
+                                           digest_.ToString(), length, offset, size_));
+  }
+
   const std::shared_ptr<Shared> shared_;
   const Digest digest_;
   const uint64_t size_;

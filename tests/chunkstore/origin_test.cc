@@ -161,6 +161,67 @@ TEST_P(OriginConformanceTest, ReadsManyRangesAtOnce) {
   }
 }
 
+TEST_P(OriginConformanceTest, StreamsGiveEachByteOnceAndInOrder) {
+  const auto object = OpenObject();
+  std::vector<std::byte> buffer(100'000);
+  const uint64_t size = content_.size();
+  for (const auto& [offset, length] : std::initializer_list<std::pair<uint64_t, uint64_t>>{
+           {0, size}, {0, 0}, {size, 0}, {size - 1, 1}, {123'457, 2'000'003}}) {
+    std::string content;
+    const absl::Status status =
+        object->Stream(offset, length, buffer, [&](std::span<const std::byte> piece) {
+          content.append(AsText(piece));
+          return absl::OkStatus();
+        });
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_TRUE(content == content_.substr(offset, length)) << offset << " " << length;
+  }
+}
+
+TEST_P(OriginConformanceTest, AStreamWaitsForItsSink) {
+  const Digest digest = Digest::Of(AsBytes("a large object"));
+  const std::string content = RandomBytes(20 << 20, 8);
+  host_->Put(digest, content);
+  const auto object = origin_->Open(digest, content.size());
+  ASSERT_TRUE(object.ok()) << object.status();
+  std::vector<std::byte> buffer(100'000);
+  uint64_t position = 0;
+  const absl::Status status =
+      (*object)->Stream(0, content.size(), buffer, [&](std::span<const std::byte> piece) {
+        EXPECT_TRUE(AsText(piece) == std::string_view(content).substr(position, piece.size()));
+        position += piece.size();
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        return absl::OkStatus();
+      });
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(position, content.size());
+}
+
+TEST_P(OriginConformanceTest, AStreamEndsWithTheErrorOfItsSink) {
+  const auto object = OpenObject();
+  std::vector<std::byte> buffer(100'000);
+  int calls = 0;
+  const absl::Status status =
+      object->Stream(0, content_.size(), buffer, [&](std::span<const std::byte>) {
+        ++calls;
+        return absl::AbortedError("enough");
+      });
+  EXPECT_EQ(status, absl::AbortedError("enough"));
+  EXPECT_EQ(calls, 1);
+  EXPECT_TRUE(Read(*object, 0, content_.size()).value() == content_);
+}
+
+TEST_P(OriginConformanceTest, StreamsPastTheEndAreDataLoss) {
+  const auto object = OpenObject();
+  std::vector<std::byte> buffer(100'000);
+  const auto ignore = [](std::span<const std::byte>) { return absl::OkStatus(); };
+  const uint64_t size = content_.size();
+  EXPECT_EQ(object->Stream(size - 5, 6, buffer, ignore).code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(object->Stream(UINT64_MAX, 6, buffer, ignore).code(), absl::StatusCode::kDataLoss);
+  host_->Truncate(digest_, 100'000);
+  EXPECT_EQ(object->Stream(99'990, 20, buffer, ignore).code(), absl::StatusCode::kDataLoss);
+}
+
 TEST_P(OriginConformanceTest, NothingToReadIsNoError) {
   const auto object = OpenObject();
   EXPECT_TRUE(object->Read({}).ok());

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Registries that want tokens, redirect, are slow, fail, cut and lie: right bytes or a clear error."""
 
+import itertools
 import re
 import subprocess
 import threading
@@ -14,6 +15,7 @@ from registry_tests import (FILES, check_reads, environment, expect_read_error, 
 
 MIB = 1 << 20
 BLOB = r"/v2/app/blobs/"
+LARGE = {"large": noise(20 * MIB, 5)}
 
 
 def is_range(handler):
@@ -273,6 +275,81 @@ def _(workspace):
               "nothing was taken up where it had stopped")
 
 
+def resumed(proxy):
+    """The most places at which one range was begun: more than one if it was taken up again."""
+    starts = {}
+    for _, path, headers in proxy.requests:
+        if match := re.match(r"bytes=(\d+)-(\d+)", headers.get("Range", "")):
+            starts.setdefault((path, match[2]), set()).add(int(match[1]))
+    return max(map(len, starts.values()))
+
+
+@test("registry.prefetch-goes-on-after-cut-connections")
+def _(workspace):
+    """Each long answer ends early, and tokens run out meanwhile: what has come is kept."""
+    need_root()
+    turn = itertools.count()
+    with plain_registry(workspace) as server, TokenServer() as tokens:
+        workspace.lamina("convert", source_layout(workspace, LARGE), server.reference("app"))
+
+        def cut(handler, status, headers, body):
+            if len(body) < 2 * MIB:
+                return status, headers, body
+            handler.close_connection = True
+            if next(turn) % 3 == 0:
+                tokens.revoke_all()
+            return status, headers, body[:1_500_000]
+        with TokenProxy(server, tokens) as proxy, Proxy(server, changed_ranges(cut)) as mirror:
+            check_token = proxy.fault
+            proxy.fault = lambda handler: check_token(handler) or changed_ranges(cut)(handler)
+            for used, *arguments in ((proxy,), (mirror, f"--mirror={mirror.url}")):
+                state = workspace.new_directory("state")
+                workspace.lamina("prefetch", f"--state={state}", *arguments,
+                                 proxy.reference("app"))
+                check(resumed(used) > 3, "requests were not taken up where they had stopped")
+                check_local(workspace, server, state)
+            check(proxy.refused > 2, "no token was refused in between")
+
+
+@test("registry.prefetch-leaves-a-mirror-that-ends-in-the-middle")
+def _(workspace):
+    need_root()
+    served = []
+    with plain_registry(workspace) as server:
+        workspace.lamina("convert", source_layout(workspace, LARGE), server.reference("app"))
+
+        def fault(handler):
+            if not is_range(handler):
+                return None
+            if len(served) > 1:
+                handler.reply(503)
+                return True
+
+            def cut(status, headers, body):
+                if len(body) >= 2 * MIB:
+                    served.append(len(body))
+                    handler.close_connection = True
+                    body = body[:1_500_000]
+                return status, headers, body
+            return cut
+        with Proxy(server) as registry_itself, Proxy(server, fault) as mirror:
+            state = workspace.new_directory("state")
+            workspace.lamina("prefetch", f"--state={state}", f"--mirror={mirror.url}",
+                             registry_itself.reference("app"))
+            check(served, "the mirror was not asked")
+            check(registry_itself.count("GET", BLOB) > 0, "the registry itself was not asked")
+            check_local(workspace, server, state)
+
+
+def check_local(workspace, server, state):
+    """All of the image is on the node, and right."""
+    with Proxy(server) as proxy, workspace.mounted(proxy.reference("app"), "--no-prefetch",
+                                                   state=state) as mounted:
+        read_all(mounted, LARGE)
+        ranges = [path for method, path, headers in proxy.requests if "Range" in headers]
+        check_equal(ranges, [], "requests for content")
+
+
 def expect_clear_error(workspace, proxy, *texts):
     """Reading fails with EIO, and the log says why; with the fault gone it works."""
     log = expect_read_error(workspace, proxy.reference("app"), "a")
@@ -461,9 +538,6 @@ def _(workspace):
                 check(time.monotonic() - start < 30, "it waited for the one that was stuck")
         finally:
             release.set()
-
-
-LARGE = {"large": noise(20 * MIB, 5)}
 
 
 def check_upload(workspace, server, proxy):
