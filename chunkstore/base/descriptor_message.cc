@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 namespace lamina {
 
@@ -23,12 +24,16 @@ absl::StatusOr<DescriptorMessage> ReceiveDescriptorMessage(int socket, int flags
   } while (length < 0 && errno == EINTR);
   if (length < 0) return ErrnoStatus(errno, "receive a message");
   DescriptorMessage message{.text = std::string(text, static_cast<size_t>(length)), .fd = {}};
-  const cmsghdr* header = CMSG_FIRSTHDR(&packet);
-  if (header != nullptr && header->cmsg_type == SCM_RIGHTS &&
-      header->cmsg_len == CMSG_LEN(sizeof(int))) {
-    int fd = -1;
-    std::memcpy(&fd, CMSG_DATA(header), sizeof(fd));
-    message.fd.Reset(fd);
+  for (cmsghdr* header = CMSG_FIRSTHDR(&packet); header != nullptr;
+       header = CMSG_NXTHDR(&packet, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    // The kernel has opened as many as there is room for, padding included.
+    for (size_t i = 0; CMSG_LEN((i + 1) * sizeof(int)) <= header->cmsg_len; ++i) {
+      int number = -1;
+      std::memcpy(&number, CMSG_DATA(header) + i * sizeof(number), sizeof(number));
+      UniqueFd fd(number);
+      if (!message.fd.valid()) message.fd = std::move(fd);
+    }
   }
   return message;
 }
