@@ -137,7 +137,7 @@ bool OriginBlob::Distrust(size_t attempt) {
   std::lock_guard lock(mutex_);
   if (sources_.empty()) return false;
   if (attempt == 0 && sources_.front()->origin().Distrust()) return true;
-  if (sources_.size() < 2 || attempt >= sources_.size()) return false;
+  if (sources_.size() < 2 || attempt >= 4 * sources_.size()) return false;
   std::rotate(sources_.begin(), sources_.begin() + 1, sources_.end());
   return true;
 }
