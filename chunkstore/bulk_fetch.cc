@@ -79,7 +79,7 @@ class BulkFetch::Assembler {
     // Whoever wants the frame has it fetched again, from elsewhere if there is an elsewhere.
     const bool is_first = refused_.empty();
     if (is_first && absl::IsDataLoss(stored) && fetch_.options_.pack == nullptr) {
-      fetch_.try_again_ = frame.blob->origin_.Distrust(fetch_.distrusted_++);
+      fetch_.try_again_ = frame.blob->origin_.Distrust(fetch_.order_, fetch_.distrusted_++);
     }
     refused_.push_back(frame);
     status_.Update(Annotate(stored, fmt::format("{}: frame {}", frame.blob->name(), frame.frame)));
@@ -206,6 +206,7 @@ absl::Status BulkFetch::FetchRun(std::span<const Frame> run, const Buffers& buff
     return assembler.Take(bytes);
   };
   stats_->origin_requests += 1;
+  if (options_.pack == nullptr) order_ = run.front().blob->origin_.order();
   absl::Status status =
       options_.pack != nullptr
           ? options_.pack->Stream(run.front().offset, length, io_buffer, take)

@@ -63,6 +63,7 @@ class BulkFetch : public FetchPool::Task {
 
   const Options options_;
   const std::shared_ptr<ReadStats> stats_;
+  uint64_t order_ = 0;      // of the blob's origins, when the stream began
   size_t distrusted_ = 0;   // origins of wrong bytes
   bool try_again_ = false;  // there is another origin
 };

@@ -102,7 +102,10 @@ absl::Status OriginBlob::UseAny(const Use& use, const bool& final) {
       if (failure.ok()) return status;
       std::lock_guard lock(mutex_);
       const auto found = std::ranges::find(sources_, source);
-      std::rotate(sources_.begin(), found, found == sources_.end() ? found : found + 1);
+      if (found != sources_.end() && found != sources_.begin()) {
+        std::rotate(sources_.begin(), found, found + 1);
+        ++order_;
+      }
       return status;
     }
     if (object.ok()) source->Drop(*object);
@@ -133,29 +136,37 @@ absl::Status OriginBlob::Stream(uint64_t offset, uint64_t length, std::span<std:
                 refused);
 }
 
-bool OriginBlob::Distrust(size_t attempt) {
+uint64_t OriginBlob::order() const {
   std::lock_guard lock(mutex_);
-  if (sources_.empty()) return false;
+  return order_;
+}
+
+bool OriginBlob::Distrust(uint64_t order, size_t attempt) {
+  std::lock_guard lock(mutex_);
+  // Once more than there are sources: one may have its mirrors passed over first.
+  if (sources_.empty() || attempt > sources_.size()) return false;
+  if (order != order_) return true;
   if (attempt == 0 && sources_.front()->origin().Distrust()) return true;
-  if (sources_.size() < 2 || attempt >= 4 * sources_.size()) return false;
+  if (sources_.size() < 2) return false;
   std::rotate(sources_.begin(), sources_.begin() + 1, sources_.end());
+  ++order_;
   return true;
 }
 
 absl::StatusOr<BlobTables> OriginBlob::ReadTables() {
-  absl::StatusOr<BlobTables> tables = TryToReadTables();
-  for (size_t i = 0; absl::IsDataLoss(tables.status()) && Distrust(i); ++i) {
-    tables = TryToReadTables();
+  for (size_t attempt = 0;; ++attempt) {
+    const uint64_t order = this->order();
+    absl::StatusOr<BlobTables> tables = TryToReadTables();
+    if (!absl::IsDataLoss(tables.status()) || !Distrust(order, attempt)) return tables;
   }
-  return tables;
 }
 
 absl::StatusOr<std::string> OriginBlob::ReadChunkTable(const SectionTable& sections) {
-  absl::StatusOr<std::string> table = TryToReadChunkTable(sections);
-  for (size_t i = 0; absl::IsDataLoss(table.status()) && Distrust(i); ++i) {
-    table = TryToReadChunkTable(sections);
+  for (size_t attempt = 0;; ++attempt) {
+    const uint64_t order = this->order();
+    absl::StatusOr<std::string> table = TryToReadChunkTable(sections);
+    if (!absl::IsDataLoss(table.status()) || !Distrust(order, attempt)) return table;
   }
-  return table;
 }
 
 absl::StatusOr<BlobTables> OriginBlob::TryToReadTables() {

@@ -40,10 +40,13 @@ class OriginBlob {
   // OriginObject::Stream; the sink's errors are passed on as they are.
   absl::Status Stream(uint64_t offset, uint64_t length, std::span<std::byte> buffer,
                       const OriginObject::Sink& sink);
-  // To be called when bytes that were read are not what their digest says, with the number of times
-  // that this was so already. True if there is another place to read them from, which reads use from
-  // now on: then it is worth another try.
-  bool Distrust(size_t attempt);
+  // Changes whenever another origin comes first.
+  uint64_t order() const;
+  // To be called when bytes that were read are not what their digest says, with the order before they
+  // were read, and the number of times that this was so already. True if it is worth another try, from
+  // another place: reads use that from now on. Of many readers that got wrong bytes from an origin at
+  // the same time, only the first one sends it back.
+  bool Distrust(uint64_t order, size_t attempt);
 
   // What a node needs before it can use the blob. Verified.
   absl::StatusOr<BlobTables> ReadTables();
@@ -64,6 +67,7 @@ class OriginBlob {
   const LayerDescriptor descriptor_;
   mutable std::mutex mutex_;                      // never held while an origin is asked
   std::vector<std::shared_ptr<Source>> sources_;  // in the order in which they are asked
+  uint64_t order_ = 0;                            // changes with it
 };
 
 }  // namespace lamina::chunkstore

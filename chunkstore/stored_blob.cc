@@ -320,6 +320,7 @@ void StoredBlob::FetchFromOrigin(const Work& work) {
     }
     bytes += record.length;
   }
+  uint64_t order = origin_.order();
   const absl::Status status = origin_.Read(ranges);
   work.stats.origin_requests += ranges.size();
   if (!status.ok()) return Fail(wanted, status);
@@ -330,8 +331,10 @@ void StoredBlob::FetchFromOrigin(const Work& work) {
     const NodeCache::Room room = std::move(rooms[i]);  // until it is written
     const std::span<std::byte> compressed = batch_buffer.first(length);
     absl::Status stored = StoreFrame(wanted[i], compressed, work);
-    for (size_t attempt = 0; absl::IsDataLoss(stored) && origin_.Distrust(attempt); ++attempt) {
+    for (size_t attempt = 0; absl::IsDataLoss(stored) && origin_.Distrust(order, attempt);
+         ++attempt) {
       const RangeRead again{frames()[wanted[i]].offset, compressed};
+      order = origin_.order();
       stored = origin_.Read(std::span(&again, 1));
       if (stored.ok()) stored = StoreFrame(wanted[i], compressed, work);
     }
@@ -403,13 +406,15 @@ absl::Status StoredBlob::ReadFrameThrough(uint32_t frame, std::span<std::byte> i
   std::vector<std::byte> compressed(record.length);
   const RangeRead read{record.offset, compressed};
   absl::Status decoded;
+  uint64_t order = 0;
   size_t attempt = 0;
   do {
+    order = origin_.order();
     ++stats.origin_requests;
     RETURN_IF_ERROR(origin_.Read(std::span(&read, 1)));
     stats.fetched_bytes += compressed.size();
     decoded = DecodeFrame(record, compressed, into.first(BytesOf(record)));
-  } while (absl::IsDataLoss(decoded) && origin_.Distrust(attempt++));
+  } while (absl::IsDataLoss(decoded) && origin_.Distrust(order, attempt++));
   RETURN_IF_ERROR(decoded, "{}", origin_.name());
   ++stats.fetched_frames;
   stats.decompressed_bytes += BytesOf(record);
