@@ -22,7 +22,7 @@ constexpr char kLayer[] = "/layer";
 constexpr char kSections[] = "/sections";
 constexpr char kFrames[] = "/frames";
 constexpr char kMetadata[] = "/metadata";
-constexpr char kChunks[] = "/chunks";
+constexpr char kChunksFile[] = "/chunks";
 constexpr char kChecksums[] = "/checksums";
 constexpr char kData[] = "/data";
 constexpr char kPresent[] = "/present";
@@ -359,7 +359,7 @@ absl::StatusOr<const ChunkTable*> LocalBlob::LoadChunks() {
   if (checksums.chunks == 0) return absl::NotFoundError("no chunk table in " + directory_);
   const uint64_t length = sections_.chunk_table.uncompressed_length;
   ASSIGN_OR_RETURN(chunks_file_,
-                   MapChecked(directory_ + kChunks, length, length, checksums.chunks));
+                   MapChecked(directory_ + kChunksFile, length, length, checksums.chunks));
   ASSIGN_OR_RETURN(chunks_,
                    ChunkTable::Parse(std::as_const(chunks_file_).bytes(), sections_, frames_));
   DropResident(chunks_file_.bytes());  // it was read once, to check it
@@ -368,7 +368,8 @@ absl::StatusOr<const ChunkTable*> LocalBlob::LoadChunks() {
 
 absl::Status LocalBlob::StoreChunks(std::string_view decoded) {
   // Neither is synced: what a machine crash leaves of them is noticed, and fetched again.
-  RETURN_IF_ERROR(WriteFileAtomically(directory_ + kChunks, decoded, 0644, Durability::kCached));
+  RETURN_IF_ERROR(
+      WriteFileAtomically(directory_ + kChunksFile, decoded, 0644, Durability::kCached));
   ASSIGN_OR_RETURN(Checksums checksums, ReadChecksums(directory_));
   checksums.chunks = ChecksumOf(decoded);
   checksums.own = checksums.Own();
