@@ -1,27 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fs/control/control_server.h"
 
-#include <fcntl.h>
-#include <grpcpp/server.h>
-#include <grpcpp/server_builder.h>
-#include <grpcpp/server_posix.h>
-
 #include <utility>
 
-#include "fs/control/acceptor.h"
 #include "fs/control/control.grpc.pb.h"
+#include "fs/control/grpc_server.h"
 
 namespace lamina::fs {
 namespace {
-
-// How long calls may go on once the daemon ends, as a mount from an origin that is slow.
-constexpr std::chrono::seconds kFinishFor{5};
-
-// absl and gRPC have the same codes.
-grpc::Status ToGrpc(const absl::Status& status) {
-  if (status.ok()) return grpc::Status::OK;
-  return {static_cast<grpc::StatusCode>(status.raw_code()), std::string(status.message())};
-}
 
 absl::StatusOr<Transport> FromProto(control::v1::Transport transport) {
   switch (transport) {
@@ -129,43 +115,26 @@ class MountsService final : public control::v1::Mounts::Service {
   Engine& engine_;
 };
 
-// Accepts by itself, because gRPC would make a socket that anyone may connect to until its mode is
-// set, and cannot take one that is there.
 class GrpcControlServer final : public ControlServer {
  public:
-  GrpcControlServer(Engine& engine, UniqueFd listener)
-      : service_(engine),
-        acceptor_(std::move(listener), [this](UniqueFd socket) { Serve(std::move(socket)); }) {}
-  ~GrpcControlServer() override {
-    acceptor_.Stop();
-    if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now() + kFinishFor);
-  }
+  explicit GrpcControlServer(Engine& engine) : service_(engine) {}
 
-  absl::Status Run() {
-    grpc::ServerBuilder builder;
-    builder.RegisterService(&service_);
-    server_ = builder.BuildAndStart();
-    if (server_ == nullptr) return absl::InternalError("gRPC server does not start");
-    return acceptor_.Start("gRPC socket");
+  absl::Status Run(UniqueFd listener) {
+    ASSIGN_OR_RETURN(server_, GrpcServer::Start(service_, std::move(listener), "gRPC socket"));
+    return absl::OkStatus();
   }
 
  private:
-  void Serve(UniqueFd socket) {
-    ::fcntl(socket.get(), F_SETFL, O_NONBLOCK);
-    grpc::AddInsecureChannelFromFd(server_.get(), socket.Release());
-  }
-
   MountsService service_;
-  std::unique_ptr<grpc::Server> server_;
-  Acceptor acceptor_;
+  std::unique_ptr<GrpcServer> server_;
 };
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(Engine& engine,
                                                                     UniqueFd listener) {
-  auto server = std::make_unique<GrpcControlServer>(engine, std::move(listener));
-  RETURN_IF_ERROR(server->Run());
+  auto server = std::make_unique<GrpcControlServer>(engine);
+  RETURN_IF_ERROR(server->Run(std::move(listener)));
   return server;
 }
 
