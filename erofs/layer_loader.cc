@@ -26,6 +26,17 @@ bool IsLayerXattr(const Xattr& xattr) {
   return IsOverlayXattr(xattr) || xattr.name == kImpliedXattr;
 }
 
+// What a layer says of the layers below it in a way that the kernel's overlayfs understands. Nothing
+// else of overlayfs' is taken from an image, redirects least of all.
+bool IsMark(const Xattr& xattr) {
+  return std::any_of(
+      std::begin(kOverlayPrefixes), std::end(kOverlayPrefixes), [&](std::string_view prefix) {
+        if (!xattr.name.starts_with(prefix)) return false;
+        const std::string_view name = std::string_view(xattr.name).substr(prefix.size());
+        return name == "opaque" || name == "whiteout";
+      });
+}
+
 bool IsImplied(const Inode& inode) {
   return std::any_of(inode.xattrs.begin(), inode.xattrs.end(),
                      [](const Xattr& xattr) { return xattr.name == kImpliedXattr; });
@@ -54,10 +65,13 @@ bool IsOpaque(const Inode& inode) { return OverlayXattr(inode, "opaque") == "y";
 
 class Loader {
  public:
-  // Without a slot, overlay semantics are off.
-  Loader(const Reader& reader, std::optional<uint16_t> slot, Tree& tree, uint64_t& memory)
+  // Without a slot, overlay semantics are off. With `marks` the tree is of this layer alone, and
+  // keeps what it says of lower ones.
+  Loader(const Reader& reader, std::optional<uint16_t> slot, Tree& tree, uint64_t& memory,
+         LayerMarks* marks = nullptr)
       : reader_(reader),
         slot_(slot),
+        marks_(marks),
         tree_(tree),
         memory_(memory),
         loaded_(reader.image_size() / 32 + 1, kNotLoaded) {}
@@ -85,6 +99,8 @@ class Loader {
   // Gives a directory its attributes, without what only has a meaning between layers.
   void SetInode(InodeIndex directory, Inode inode);
   absl::Status LoadExtents(const InodeInfo& info, Inode& inode);
+  // Removes what has a meaning only between layers, as far as the tree is not of a layer.
+  void DropLayerXattrs(Inode& inode) const;
 
   // Account for metadata that belongs to one inode alone, and for what many can refer to. Without
   // the limits a small hostile image could make any number of inodes out of the same bytes.
@@ -95,6 +111,7 @@ class Loader {
 
   const Reader& reader_;
   const std::optional<uint16_t> slot_;
+  LayerMarks* const marks_;
   Tree& tree_;
   uint64_t& memory_;
   std::vector<InodeIndex> loaded_;  // by nid
@@ -111,6 +128,7 @@ absl::Status Loader::Load() {
       tree_.Remove(Tree::kRoot, entry.name);
     }
   }
+  if (marks_ != nullptr) marks_->implied_root = IsImplied(root);
   if (!slot_.has_value() || !IsImplied(root)) SetInode(Tree::kRoot, std::move(root));
   loaded_[info.nid] = Tree::kRoot;
   pending_.push_back({info, Tree::kRoot, info.nid, tree_.entry_count(Tree::kRoot) == 0});
@@ -167,11 +185,11 @@ absl::Status Loader::LoadEntry(const Directory& directory, const Reader::Entry& 
 absl::Status Loader::LoadFile(const Directory& directory, const Reader::Entry& entry,
                               const InodeInfo& info) {
   ASSIGN_OR_RETURN(Inode inode, LoadInode(info));
-  if (slot_.has_value() && IsAnyWhiteout(inode)) {
+  if (slot_.has_value() && marks_ == nullptr && IsAnyWhiteout(inode)) {
     loaded_[entry.nid] = kWhiteout;
     return absl::OkStatus();
   }
-  if (slot_.has_value()) std::erase_if(inode.xattrs, IsLayerXattr);
+  DropLayerXattrs(inode);
   RETURN_IF_ERROR(Charge(EntryMemory(inode, entry.name) + XattrMemory(inode)));
   ASSIGN_OR_RETURN(loaded_[entry.nid], tree_.Create(directory.index, entry.name, std::move(inode)));
   return absl::OkStatus();
@@ -185,6 +203,7 @@ absl::Status Loader::LoadSubdirectory(const Directory& parent, const Reader::Ent
   const bool over_directory = lower.has_value() && tree_.inode(*lower).is_directory();
   const bool joins = over_directory && !IsOpaque(inode);
   if (over_directory && IsImplied(inode)) inode = tree_.inode(*lower);
+  if (marks_ != nullptr && IsImplied(inode)) marks_->implied_directories = true;
   RETURN_IF_ERROR(Charge(EntryMemory(inode, entry.name) + XattrMemory(inode)));
   Directory directory = {.info = info, .parent = parent.info.nid, .fresh = !joins};
   if (joins) {
@@ -200,8 +219,15 @@ absl::Status Loader::LoadSubdirectory(const Directory& parent, const Reader::Ent
   return absl::OkStatus();
 }
 
+void Loader::DropLayerXattrs(Inode& inode) const {
+  if (!slot_.has_value()) return;
+  std::erase_if(inode.xattrs, [this](const Xattr& xattr) {
+    return IsLayerXattr(xattr) && (marks_ == nullptr || !IsMark(xattr));
+  });
+}
+
 void Loader::SetInode(InodeIndex directory, Inode inode) {
-  if (slot_.has_value()) std::erase_if(inode.xattrs, IsLayerXattr);
+  DropLayerXattrs(inode);
   tree_.inode(directory) = std::move(inode);
 }
 
@@ -280,6 +306,11 @@ absl::Status LoadImage(const Reader& reader, Tree& tree) {
 
 absl::Status OverlayImage(const Reader& reader, uint16_t slot, Tree& tree, uint64_t& memory) {
   return Loader(reader, slot, tree, memory).Load();
+}
+
+absl::Status LoadLayer(const Reader& reader, Tree& tree, LayerMarks& marks) {
+  uint64_t memory = 0;
+  return Loader(reader, /*slot=*/1, tree, memory, &marks).Load();
 }
 
 absl::StatusOr<Tree> ReadTree(const Reader& reader) {

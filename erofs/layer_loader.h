@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "erofs/merge.h"
 #include "erofs/reader.h"
 #include "erofs/tree.h"
 
@@ -19,6 +20,9 @@ absl::Status LoadImage(const Reader& reader, Tree& tree);
 // on device 1, is on device `slot` in the tree. `memory` is what the tree takes, by the estimate of
 // tree_memory.h with what was removed from it, and grows: kResourceExhausted above kMaxTreeMemory.
 absl::Status OverlayImage(const Reader& reader, uint16_t slot, Tree& tree, uint64_t& memory);
+
+// Reads a layer into an empty tree; see ReadLayer in merge.h.
+absl::Status LoadLayer(const Reader& reader, Tree& tree, LayerMarks& marks);
 
 }  // namespace lamina::erofs
 

@@ -45,4 +45,10 @@ absl::StatusOr<Tree> MergeLayers(std::span<const Reader* const> layers) {
   return tree;
 }
 
+absl::StatusOr<LayerTree> ReadLayer(const Reader& layer) {
+  LayerTree result;
+  RETURN_IF_ERROR(LoadLayer(layer, result.tree, result.marks), "read layer");
+  return result;
+}
+
 }  // namespace lamina::erofs

@@ -28,6 +28,23 @@ inline constexpr std::string_view kImpliedXattr = "trusted.lamina.implied";
 // million files), it is kResourceExhausted.
 absl::StatusOr<Tree> MergeLayers(std::span<const Reader* const> layers);
 
+// What of a layer overlayfs would not show as MergeLayers does.
+struct LayerMarks {
+  // The archive said nothing of the root directory's attributes; overlayfs takes those of the
+  // uppermost layer.
+  bool implied_root = false;
+  // Nor of some other directory's.
+  bool implied_directories = false;
+};
+
+// A layer by itself, for the kernel's overlayfs to stack on others: whiteouts and opaque directories
+// stay, and what else an image has of overlayfs' xattrs is gone. Memory is limited as above.
+struct LayerTree {
+  Tree tree;
+  LayerMarks marks;
+};
+absl::StatusOr<LayerTree> ReadLayer(const Reader& layer);
+
 }  // namespace lamina::erofs
 
 #endif  // LAMINA_EROFS_MERGE_H_

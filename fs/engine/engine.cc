@@ -146,7 +146,7 @@ bool EngineImpl::HasDetachedMounts() {
 absl::Status EngineImpl::PinImage(const std::string& image, bool pinned) {
   // What a tag says now, if it can be found out: another image may have been there when it was used.
   if (pinned && !image.starts_with("sha256:")) {
-    const absl::StatusOr<Image> opened = OpenImage(image, oci::Platform::Host());
+    const absl::StatusOr<Image> opened = fs::OpenImage(image, oci::Platform::Host());
     if (opened.ok()) return images_.Pin(RecordOf(*opened));
     if (images_.SetPinned(image, true).ok()) return absl::OkStatus();
     return opened.status();
@@ -186,7 +186,12 @@ absl::StatusOr<MountDescription> EngineImpl::Mount(const MountRequest& request) 
   // What may take long, as reading tables from the origin, is done without the lock.
   Image image;
   ASSIGN_OR_RETURN(MountState mount, Prepare(request, image), "mount {}", request.image);
+  return MountPrepared(request, std::move(mount), std::move(image));
+}
 
+absl::StatusOr<MountDescription> EngineImpl::MountPrepared(const MountRequest& request,
+                                                           MountState mount,
+                                                           std::optional<Image> image) {
   std::lock_guard lock(mutex_);
   if (const auto there = mounts_.find(request.target); there != mounts_.end()) {
     const MountRecord& record = there->second.record;
@@ -210,14 +215,14 @@ absl::StatusOr<MountDescription> EngineImpl::Mount(const MountRequest& request) 
   }
   const MountDescription description = mount.record.description;
   for (const auto& blob : mount.blobs) blob->ShareChunks();
-  StartPrefetch(request.prefetch, std::move(image), mount);
+  if (image) StartPrefetch(request.prefetch, *std::move(image), mount);
   mounts_.emplace(request.target, std::move(mount));
   spdlog::info("mounted {} at {} by {} ({})", description.image, description.target,
                TransportName(description.transport), description.reason);
   return description;
 }
 
-absl::StatusOr<MountState> EngineImpl::Prepare(const MountRequest& request, Image& image) {
+absl::Status EngineImpl::CheckRequest(const MountRequest& request) {
   for (const std::string* text : {&request.image, &request.target, &request.writable_dir}) {
     if (HasNul(*text)) return absl::InvalidArgumentError("a path has a NUL character");
   }
@@ -231,6 +236,11 @@ absl::StatusOr<MountState> EngineImpl::Prepare(const MountRequest& request, Imag
         "this one cannot see it: use another --state",
         state_, ::getpid()));
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<MountState> EngineImpl::Prepare(const MountRequest& request, Image& image) {
+  RETURN_IF_ERROR(CheckRequest(request));
   ASSIGN_OR_RETURN(const Choice choice, ChooseTransport(request));
   MountState mount;
   mount.record.writable_dir = request.writable_dir;
@@ -249,7 +259,7 @@ absl::StatusOr<MountState> EngineImpl::Prepare(const MountRequest& request, Imag
     ASSIGN_OR_RETURN(mount.writable_lock, LockWritableDirectory(request.writable_dir));
   }
   ASSIGN_OR_RETURN(const RegistryAccess access, AccessFor(request.image, request.registry));
-  ASSIGN_OR_RETURN(image, OpenImage(request.image, oci::Platform::Host(), access));
+  ASSIGN_OR_RETURN(image, fs::OpenImage(request.image, oci::Platform::Host(), access));
   mount.record.description.manifest_digest = image.manifest_digest.ToString();
   mount.image_use = images_.Use(RecordOf(image));
   mount.record.layers = image.layers;

@@ -27,8 +27,10 @@
 
 #include "chunkstore/base/file.h"
 #include "chunkstore/base/status.h"
+#include "chunkstore/blob_store.h"
 #include "chunkstore/registry/settings.h"
 #include "chunkstore/stats.h"
+#include "erofs/merge.h"
 #include "fs/engine/cache_options.h"
 #include "fs/engine/descriptor_holder.h"
 #include "fs/engine/image_cache.h"
@@ -68,6 +70,22 @@ struct MountRequest {
   std::string mount_namespace;
   PrefetchOptions prefetch;
   bool record = false;  // a profile, from the first read on
+};
+
+// Layers that a caller knows otherwise than by opening an image, as the snapshotter does.
+struct LayersRequest {
+  std::string image;  // where they are read from, as MountRequest has it; it is not opened
+  std::vector<chunkstore::LayerDescriptor> layers;  // lowest first
+  // One layer as overlayfs stacks it on others; else what all of them are together.
+  bool keep_marks = false;
+  std::string target;  // absolute path of an existing directory
+  registry::Settings registry;
+};
+
+// A layer that is on the node as far as mounting it needs; its content comes when it is read.
+struct AttachedLayer {
+  std::shared_ptr<chunkstore::Blob> blob;
+  erofs::LayerMarks marks;
 };
 
 // What a mount is.
@@ -131,6 +149,19 @@ class Engine {
   virtual void HandOver() = 0;
 
   virtual absl::StatusOr<MountDescription> Mount(const MountRequest& request) = 0;
+  // Mounts layers, and serves them for as long as any other mount.
+  virtual absl::StatusOr<MountDescription> MountLayers(const LayersRequest& request) = 0;
+  // OpenImage of image.h, with the engine's connections.
+  virtual absl::StatusOr<Image> OpenImage(const std::string& image,
+                                          const registry::Settings& settings) = 0;
+  // Fetches and checks what mounting an image's layers needs, and notes that the node has the image.
+  // They stay attached as long as their blobs are held, which must not outlive the engine. Errors name
+  // the layer.
+  virtual std::vector<absl::StatusOr<AttachedLayer>> AttachLayers(const Image& image) = 0;
+  // Fetches what a start of the image will read, as a mount of it would, for as long as the ticket
+  // lives; that must not outlive the engine. `blobs` are those of its layers, lowest first.
+  virtual std::unique_ptr<Prefetcher::Ticket> PrefetchStart(
+      const Image& image, std::vector<std::shared_ptr<chunkstore::Blob>> blobs) = 0;
   // Unmounts `target` and forgets it. kNotFound if no mount of this engine is there,
   // kFailedPrecondition if it is in use. A mount that a killed engine left there counts as found.
   virtual absl::Status Unmount(const std::string& target) = 0;

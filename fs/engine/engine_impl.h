@@ -84,6 +84,12 @@ class EngineImpl : public Engine {
 
   void HandOver() override;
   absl::StatusOr<MountDescription> Mount(const MountRequest& request) override;
+  absl::StatusOr<MountDescription> MountLayers(const LayersRequest& request) override;
+  absl::StatusOr<Image> OpenImage(const std::string& image,
+                                  const registry::Settings& settings) override;
+  std::vector<absl::StatusOr<AttachedLayer>> AttachLayers(const Image& image) override;
+  std::unique_ptr<Prefetcher::Ticket> PrefetchStart(
+      const Image& image, std::vector<std::shared_ptr<chunkstore::Blob>> blobs) override;
   absl::Status Unmount(const std::string& target) override;
   absl::StatusOr<std::vector<MountReport>> Report(
       const std::optional<std::string>& target) override;
@@ -113,6 +119,14 @@ class EngineImpl : public Engine {
 
   absl::StatusOr<Choice> ChooseTransport(const MountRequest& request);
   absl::StatusOr<MountState> Prepare(const MountRequest& request, Image& image);
+  absl::Status CheckRequest(const MountRequest& request);
+  // What comes after: records, mounts and serves it. Of no image there is no prefetch.
+  absl::StatusOr<MountDescription> MountPrepared(const MountRequest& request, MountState mount,
+                                                 std::optional<Image> image);
+  // In engine_layers.cc.
+  absl::StatusOr<MountState> PrepareLayers(const LayersRequest& request);
+  std::shared_ptr<chunkstore::Origin> OriginOfLayers(const std::string& image,
+                                                     const registry::Settings& settings);
   // One for all images; made when the first comes from a registry.
   absl::StatusOr<std::shared_ptr<http::Client>> HttpClient();
   absl::StatusOr<RegistryAccess> AccessFor(const std::string& image,
@@ -171,6 +185,10 @@ class EngineImpl : public Engine {
 
   std::mutex http_mutex_;
   std::shared_ptr<http::Client> http_;  // null as long as no image comes from a registry
+
+  // Of layers that are mounted by themselves, by image, as long as they are used.
+  std::mutex origins_mutex_;
+  std::map<std::string, std::weak_ptr<chunkstore::Origin>> layer_origins_;
 
   std::mutex mutex_;                          // guards what follows
   std::unique_ptr<BlobFs> blob_fs_;           // started by the first EROFS mount

@@ -210,7 +210,10 @@ void ImageCache::RemoveUnneeded(CacheCleanup* cleanup) {
     if (!known.record.layers.empty()) {
       names.insert(MergedMetadataName(known.record.layers));
     }
-    for (const LayerDescriptor& layer : known.record.layers) blobs.insert(layer.Key());
+    for (const LayerDescriptor& layer : known.record.layers) {
+      blobs.insert(layer.Key());
+      names.insert(LayerMetadataName(layer));
+    }
   }
   for (const BlobStore::BlobUsage& blob : store_.GetUsage().blobs) {
     if (blobs.contains(blob.key) || blob.attached) continue;

@@ -36,8 +36,9 @@ class LazyOrigin final : public Origin {
     std::lock_guard lock(mutex_);
     if (origin_ == nullptr) {
       ASSIGN_OR_RETURN(const RegistryAccess access, access_());
-      ASSIGN_OR_RETURN(const Image image, OpenImage(reference_, oci::Platform::Host(), access));
-      origin_ = image.origin;
+      ASSIGN_OR_RETURN(const ImageReference parsed, ImageReference::ParseConverted(reference_));
+      ASSIGN_OR_RETURN(const OpenedStore opened, OpenStore(parsed, access), "open {}", reference_);
+      ASSIGN_OR_RETURN(origin_, opened.store->OpenOrigin());
       preferred_request_size_ = origin_->preferred_request_size();
     }
     return origin_;

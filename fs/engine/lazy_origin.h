@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The origin of an image that is opened when something is read from it: for mounts that are served
-// again from what is on the node, when the origin may be slow, or away.
+// again from what is on the node, when the origin may be slow, or away; and for layers whose image
+// need not be looked at.
 #ifndef LAMINA_FS_ENGINE_LAZY_ORIGIN_H_
 #define LAMINA_FS_ENGINE_LAZY_ORIGIN_H_
 
@@ -10,7 +11,7 @@
 #include <string>
 
 #include "chunkstore/origin.h"
-#include "fs/image/image.h"
+#include "fs/image/image_store.h"
 
 namespace lamina::fs {
 

@@ -31,6 +31,17 @@ struct Trailer {
   char magic[8];
   uint64_t checksum;  // XXH3-64 of all bytes before the trailer
 };
+// Of a layer's file; an image's is padded to what a VM needs to map it.
+constexpr uint64_t kLayerAlignment = 4096;
+// Behind the EROFS image of a layer.
+constexpr char kMarksMagic[8] = {'L', 'A', 'M', 'I', 'N', 'A', 'L', 'M'};
+struct MarksRecord {
+  char magic[8];
+  uint8_t implied_root;
+  uint8_t implied_directories;
+  uint8_t padding[6];
+};
+static_assert(sizeof(MarksRecord) == 16);
 constexpr char kTrailerMagic[8] = {'L', 'A', 'M', 'I', 'N', 'A', 'M', 'D'};
 
 Digest CacheKey(std::span<const chunkstore::LayerDescriptor> layers) {
@@ -88,25 +99,28 @@ absl::StatusOr<std::string> Merge(const std::vector<std::shared_ptr<Blob>>& blob
   return erofs::BuildImage(tree, options);
 }
 
-// Appends zeros and the trailer to the next multiple of the file alignment.
-void Seal(std::string& image) {
-  const uint64_t padded = chunkstore::PaddedFileSize(image.size() + sizeof(Trailer));
-  image.resize(padded - sizeof(Trailer), '\0');
+// Appends zeros and the trailer up to `size`.
+void Seal(std::string& image, uint64_t size) {
+  image.resize(size - sizeof(Trailer), '\0');
   Trailer trailer{.checksum = Checksum(AsBytes(image))};
   std::memcpy(trailer.magic, kTrailerMagic, sizeof(kTrailerMagic));
   image.append(reinterpret_cast<const char*>(&trailer), sizeof(trailer));
+}
+
+absl::Status WriteSealed(const std::string& path, const std::string& image) {
+  std::error_code error;
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
+  if (error) return ErrnoStatus(error.value(), "create the directory of " + path);
+  // Not synced: the checksum tells what a machine crash leaves of it.
+  return WriteFileAtomically(path, image, 0644, Durability::kCached);
 }
 
 absl::Status MergeInto(const std::string& path, const std::vector<std::shared_ptr<Blob>>& blobs,
                        const Digest& key) {
   {
     ASSIGN_OR_RETURN(std::string image, Merge(blobs, key));
-    Seal(image);
-    std::error_code error;
-    std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
-    if (error) return ErrnoStatus(error.value(), "create the directory of " + path);
-    // Not synced: the checksum tells what a machine crash leaves of it.
-    RETURN_IF_ERROR(WriteFileAtomically(path, image, 0644, Durability::kCached));
+    Seal(image, chunkstore::PaddedFileSize(image.size() + sizeof(Trailer)));
+    RETURN_IF_ERROR(WriteSealed(path, image));
   }
   // A merge needs many small pieces of memory for a moment, and the engine lives long.
   ::malloc_trim(0);
@@ -114,7 +128,68 @@ absl::Status MergeInto(const std::string& path, const std::vector<std::shared_pt
   return absl::OkStatus();
 }
 
+Digest LayerKey(const chunkstore::LayerDescriptor& layer) {
+  Hasher hasher;
+  hasher.Update(AsBytes("layer"));
+  const Digest key = CacheKey(std::span(&layer, 1));
+  hasher.Update(std::as_bytes(std::span(key.bytes)));
+  return hasher.Finish();
+}
+
+absl::Status WriteLayer(const std::string& path, const Blob& blob, const Digest& key) {
+  const Digest& digest = blob.descriptor().digest;
+  ASSIGN_OR_RETURN(const erofs::Reader reader, erofs::Reader::Open(blob.metadata()),
+                   "metadata of layer {}", digest.ToString());
+  ASSIGN_OR_RETURN(const erofs::LayerTree layer, erofs::ReadLayer(reader), "layer {}",
+                   digest.ToString());
+  erofs::BuildOptions options;
+  options.devices.push_back({.tag = digest.Hex(), .blocks = blob.blocks()});
+  std::copy_n(key.bytes.begin(), options.uuid.size(), options.uuid.begin());
+  ASSIGN_OR_RETURN(std::string image, erofs::BuildImage(layer.tree, options));
+  const uint64_t tail = sizeof(MarksRecord) + sizeof(Trailer);
+  const uint64_t size =
+      (image.size() + tail + kLayerAlignment - 1) / kLayerAlignment * kLayerAlignment;
+  image.resize(size - tail, '\0');
+  MarksRecord marks{.implied_root = layer.marks.implied_root,
+                    .implied_directories = layer.marks.implied_directories};
+  std::memcpy(marks.magic, kMarksMagic, sizeof(kMarksMagic));
+  image.append(reinterpret_cast<const char*>(&marks), sizeof(marks));
+  Seal(image, size);
+  return WriteSealed(path, image);
+}
+
+absl::StatusOr<LayerMetadata> OpenLayer(const std::string& path) {
+  ASSIGN_OR_RETURN(MergedMetadata metadata, OpenCached(path));
+  const std::span<const std::byte> bytes = std::as_const(metadata.mapping).bytes();
+  MarksRecord marks{};
+  constexpr size_t kTail = sizeof(MarksRecord) + sizeof(Trailer);
+  if (bytes.size() >= kTail) std::memcpy(&marks, bytes.last(kTail).data(), sizeof(marks));
+  if (std::memcmp(marks.magic, kMarksMagic, sizeof(kMarksMagic)) != 0) {
+    return absl::DataLossError(path + ": not the metadata of a layer");
+  }
+  return LayerMetadata{std::make_shared<const MergedMetadata>(std::move(metadata)),
+                       {marks.implied_root != 0, marks.implied_directories != 0}};
+}
+
 }  // namespace
+
+std::string LayerMetadataName(const chunkstore::LayerDescriptor& layer) {
+  return LayerKey(layer).Hex();
+}
+
+absl::StatusOr<LayerMetadata> GetLayerMetadata(const std::string& directory,
+                                               const std::shared_ptr<Blob>& blob) {
+  const Digest key = LayerKey(blob->descriptor());
+  const std::string path = fmt::format("{}/{}/metadata", directory, key.Hex());
+  absl::StatusOr<LayerMetadata> cached = OpenLayer(path);
+  if (cached.ok()) return cached;
+  if (!absl::IsNotFound(cached.status())) {
+    spdlog::warn("layer metadata is built again: {}", std::string(cached.status().message()));
+  }
+  RETURN_IF_ERROR(WriteLayer(path, *blob, key));
+  DropResident(blob->metadata());
+  return OpenLayer(path);
+}
 
 std::string MergedMetadataName(std::span<const chunkstore::LayerDescriptor> layers) {
   return CacheKey(layers).Hex();

@@ -13,13 +13,14 @@
 
 #include "chunkstore/base/file.h"
 #include "chunkstore/blob_store.h"
+#include "erofs/merge.h"
 
 namespace lamina::fs {
 
 // A metadata file, mapped; it stays usable as long as this lives.
 struct MergedMetadata {
   std::string path;
-  Mapping mapping;  // of the whole file, which is padded to 2 MiB
+  Mapping mapping;  // of the whole file, which is padded (that of an image to 2 MiB)
 };
 
 // The directory in which the metadata of an image with these layers is.
@@ -30,6 +31,16 @@ std::string MergedMetadataName(std::span<const chunkstore::LayerDescriptor> laye
 // Any number of threads and processes may do so at once.
 absl::StatusOr<std::shared_ptr<const MergedMetadata>> GetMergedMetadata(
     const std::string& directory, const std::vector<std::shared_ptr<chunkstore::Blob>>& blobs);
+
+// The metadata of one layer as overlayfs stacks it on others (erofs/merge.h, ReadLayer): kept in the
+// same way.
+struct LayerMetadata {
+  std::shared_ptr<const MergedMetadata> metadata;
+  erofs::LayerMarks marks;
+};
+std::string LayerMetadataName(const chunkstore::LayerDescriptor& layer);
+absl::StatusOr<LayerMetadata> GetLayerMetadata(const std::string& directory,
+                                               const std::shared_ptr<chunkstore::Blob>& blob);
 
 // The metadata at the path that an earlier call gave. kNotFound if it is not there, kDataLoss if it
 // is damaged.

@@ -29,8 +29,9 @@ inline constexpr std::string_view kDockerManifestType =
     "application/vnd.docker.distribution.manifest.v2+json";
 inline constexpr std::string_view kDockerConfigType =
     "application/vnd.docker.container.image.v1+json";
-// A layer blob of Lamina (chunkstore/FORMAT.md).
-inline constexpr std::string_view kLaminaLayerType = "application/vnd.lamina.layer.v1";
+// A layer blob of Lamina (chunkstore/FORMAT.md). containerd takes for a layer only what begins like
+// this (its images.IsLayerType); anything else it downloads, and does not unpack.
+inline constexpr std::string_view kLaminaLayerType = "application/vnd.oci.image.layer.lamina.v1";
 
 // Annotations of a Lamina layer. The prefix makes containerd pass them to the snapshotter as
 // labels.

@@ -17,6 +17,7 @@
 #include <cstdint>
 
 #include "fs/mount/mount.h"
+#include "fs/mount/overlay.h"
 
 namespace lamina::fs {
 namespace {
@@ -69,16 +70,7 @@ absl::Status MakeUpper(const std::string& lower, const std::string& upper) {
     if (errno == EEXIST) return absl::OkStatus();
     return ErrnoStatus(errno, "create directory " + upper);
   }
-  struct stat root {};
-  if (::stat(lower.c_str(), &root) != 0 || ::chown(upper.c_str(), root.st_uid, root.st_gid) != 0 ||
-      ::chmod(upper.c_str(), root.st_mode & 07777) != 0) {
-    return ErrnoStatus(errno, fmt::format("give {} the attributes of the image's root", upper));
-  }
-  const timespec modified[2] = {{.tv_sec = 0, .tv_nsec = UTIME_OMIT}, root.st_mtim};
-  if (::utimensat(AT_FDCWD, upper.c_str(), modified, 0) != 0) {
-    return ErrnoStatus(errno, "set the time of " + upper);
-  }
-  return absl::OkStatus();
+  return CopyDirectoryAttributes(lower, upper);
 }
 
 absl::Status Execute(const Fields& request) {

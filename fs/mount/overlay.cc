@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -22,9 +23,10 @@ namespace {
 constexpr std::pair<const char*, const char*> kOptions[] = {
     {"index", "off"}, {"metacopy", "off"}, {"nfs_export", "off"}, {"redirect_dir", "nofollow"}};
 
-// In a user namespace overlayfs must keep its marks in user.overlay.*: trusted.* is not to be had.
-// The initial one maps all of its 2^32 - 1 ids to themselves (user_namespaces(7)).
-absl::StatusOr<bool> InUserNamespace() {
+}  // namespace
+
+// The initial user namespace maps all of its 2^32 - 1 ids to themselves (user_namespaces(7)).
+absl::StatusOr<bool> OverlayNeedsUserXattr() {
   constexpr const char* kMap = "/proc/self/uid_map";
   ASSIGN_OR_RETURN(const UniqueFd fd, OpenFile(kMap, O_RDONLY));
   char text[128];
@@ -39,7 +41,18 @@ absl::StatusOr<bool> InUserNamespace() {
   return fields[0] != 0 || fields[1] != 0 || fields[2] != UINT32_MAX;
 }
 
-}  // namespace
+absl::Status CopyDirectoryAttributes(const std::string& from, const std::string& to) {
+  struct stat root {};
+  if (::stat(from.c_str(), &root) != 0 || ::chown(to.c_str(), root.st_uid, root.st_gid) != 0 ||
+      ::chmod(to.c_str(), root.st_mode & 07777) != 0) {
+    return ErrnoStatus(errno, fmt::format("give {} the attributes of {}", to, from));
+  }
+  const timespec modified[2] = {{.tv_sec = 0, .tv_nsec = UTIME_OMIT}, root.st_mtim};
+  if (::utimensat(AT_FDCWD, to.c_str(), modified, 0) != 0) {
+    return ErrnoStatus(errno, "set the time of " + to);
+  }
+  return absl::OkStatus();
+}
 
 absl::Status MountOverlayByLayer(const OverlayDirectories& directories, const std::string& target) {
   ASSIGN_OR_RETURN(FsContext context, FsContext::Open("overlay"));
@@ -53,7 +66,7 @@ absl::Status MountOverlayByLayer(const OverlayDirectories& directories, const st
   RETURN_IF_ERROR(context.SetPath("upperdir", directories.upper));
   RETURN_IF_ERROR(context.SetPath("workdir", directories.work));
   for (const auto& [key, value] : kOptions) RETURN_IF_ERROR(context.SetString(key, value));
-  ASSIGN_OR_RETURN(const bool user_namespace, InUserNamespace());
+  ASSIGN_OR_RETURN(const bool user_namespace, OverlayNeedsUserXattr());
   if (user_namespace) RETURN_IF_ERROR(context.SetFlag("userxattr"));
   ASSIGN_OR_RETURN(const UniqueFd mount, context.Mount(0));
   return AttachMount(mount, target);
@@ -78,7 +91,7 @@ absl::Status MountOverlayByString(const OverlayDirectories& directories,
   ASSIGN_OR_RETURN(const std::string work, path_of(directories.work));
   data += fmt::format(",upperdir={},workdir={}", upper, work);
   for (const auto& [key, value] : kOptions) data += fmt::format(",{}={}", key, value);
-  ASSIGN_OR_RETURN(const bool user_namespace, InUserNamespace());
+  ASSIGN_OR_RETURN(const bool user_namespace, OverlayNeedsUserXattr());
   if (user_namespace) data += ",userxattr";
   if (data.size() >= static_cast<size_t>(::sysconf(_SC_PAGESIZE))) {
     return absl::UnimplementedError(

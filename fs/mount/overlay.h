@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The two ways to tell overlayfs of its layers; MountOverlay takes the one that the kernel has.
+// The two ways to tell overlayfs of its layers; MountOverlay takes the one that the kernel has. And
+// what else one must know to use it.
 #ifndef LAMINA_FS_MOUNT_OVERLAY_H_
 #define LAMINA_FS_MOUNT_OVERLAY_H_
 
@@ -22,6 +23,13 @@ absl::Status MountOverlayByLayer(const OverlayDirectories& directories, const st
 
 // With mount(2), whose options must fit in a page.
 absl::Status MountOverlayByString(const OverlayDirectories& directories, const std::string& target);
+
+// In a user namespace overlayfs must keep its marks in user.overlay.* (option "userxattr").
+absl::StatusOr<bool> OverlayNeedsUserXattr();
+
+// Gives a directory owner, mode and time of another one. overlayfs shows those of the upper directory
+// for the root of the merged tree, so it must have those of the root below.
+absl::Status CopyDirectoryAttributes(const std::string& from, const std::string& to);
 
 }  // namespace lamina::fs
 

@@ -395,5 +395,65 @@ TEST_F(OverlayTest, AgreesWithTheKernelOnRandomLayers) {
   }
 }
 
+LayerTree ReadAlone(const Layer& layer) {
+  const std::string image = layer.Build();
+  return ReadLayer(Reader::Open(AsBytes(image)).value()).value();
+}
+
+TEST(ReadLayerTest, KeepsWhatOverlayfsNeedsToKnow) {
+  Layer layer;
+  layer.File("a/file", 7).Whiteout("a/gone").Opaque("hidden").File("hidden/new", 9);
+  const LayerTree read = ReadAlone(layer);
+  EXPECT_THAT(List(read.tree),
+              ElementsAre("a/", "a/file 1:7", "a/gone", "hidden/", "hidden/new 1:9"));
+  const InodeIndex a = *read.tree.Find(Tree::kRoot, "a");
+  EXPECT_TRUE(read.tree.inode(*read.tree.Find(a, "gone")).is_whiteout());
+  const Inode& hidden = read.tree.inode(*read.tree.Find(Tree::kRoot, "hidden"));
+  ASSERT_EQ(hidden.xattrs.size(), 1u);
+  EXPECT_EQ(hidden.xattrs[0].name, "trusted.overlay.opaque");
+  EXPECT_FALSE(read.marks.implied_root);
+  EXPECT_FALSE(read.marks.implied_directories);
+}
+
+TEST(ReadLayerTest, TakesNothingElseOfOverlayfsFromAnImage) {
+  Layer layer;
+  layer.Directory("d", 0755,
+                  {{"trusted.overlay.metacopy", ""},
+                   {"trusted.overlay.redirect", "/etc"},
+                   {"user.kept", "1"},
+                   {"user.overlay.origin", "x"}});
+  const LayerTree read = ReadAlone(layer);
+  const Inode& d = read.tree.inode(*read.tree.Find(Tree::kRoot, "d"));
+  ASSERT_EQ(d.xattrs.size(), 1u);
+  EXPECT_EQ(d.xattrs[0].name, "user.kept");
+}
+
+TEST(ReadLayerTest, SaysWhatTheArchiveHadNoAttributesFor) {
+  const std::vector<Xattr> implied = {{std::string(kImpliedXattr), "y"}};
+  Layer layer;
+  layer.Directory("tmp", 0755, implied).File("tmp/new");
+  LayerTree read = ReadAlone(layer);
+  EXPECT_TRUE(read.marks.implied_directories);
+  EXPECT_FALSE(read.marks.implied_root);
+  EXPECT_TRUE(read.tree.inode(*read.tree.Find(Tree::kRoot, "tmp")).xattrs.empty());
+
+  Layer rootless;
+  rootless.File("file");
+  rootless.tree().inode(Tree::kRoot).xattrs = implied;
+  read = ReadAlone(rootless);
+  EXPECT_TRUE(read.marks.implied_root);
+  EXPECT_FALSE(read.marks.implied_directories);
+}
+
+TEST(ReadLayerTest, ContentOfOtherDevicesIsRefused) {
+  Layer layer;
+  layer.Add("f", {.mode = S_IFREG | 0644,
+                  .size = 10,
+                  .extents = {{.offset = 0, .length = 10, .device = 2, .block = 0}}});
+  const std::string image = layer.Build({{.tag = "a", .blocks = 10}, {.tag = "b", .blocks = 10}});
+  const auto read = ReadLayer(Reader::Open(AsBytes(image)).value());
+  EXPECT_THAT(std::string(read.status().message()), HasSubstr("a layer has only device 1"));
+}
+
 }  // namespace
 }  // namespace lamina::erofs
