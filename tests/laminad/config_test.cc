@@ -32,6 +32,14 @@ format = "json"
 [api]
 socket = "/run/lamina/api.sock"
 group = "users"
+[snapshotter]
+socket = "/run/lamina/snapshotter.sock"
+group = "containerd"
+containerd = "/run/other/containerd.sock"
+registries = ["localhost:5000", "registry.example:443"]
+referrers = false
+prefetch = false
+idle-seconds = 9
 [metrics]
 listen = "127.0.0.1:9464"
 group = "prometheus"
@@ -49,6 +57,14 @@ drain-seconds = 3
   EXPECT_TRUE(config->log_json);
   EXPECT_EQ(config->api_socket, "/run/lamina/api.sock");
   EXPECT_EQ(config->api_group, "users");
+  EXPECT_EQ(config->snapshotter_socket, "/run/lamina/snapshotter.sock");
+  EXPECT_EQ(config->snapshotter_group, "containerd");
+  EXPECT_EQ(config->containerd_socket, "/run/other/containerd.sock");
+  EXPECT_EQ(config->snapshotter_registries,
+            (std::vector<std::string>{"localhost:5000", "registry.example:443"}));
+  EXPECT_FALSE(config->snapshotter_referrers);
+  EXPECT_FALSE(config->snapshotter_prefetch);
+  EXPECT_EQ(config->snapshotter_idle, std::chrono::seconds(9));
   EXPECT_EQ(config->metrics_listen, "127.0.0.1:9464");
   EXPECT_EQ(config->metrics_group, "prometheus");
   EXPECT_EQ(config->give_up_after, std::chrono::seconds(7));

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "chunkstore/base/file.h"
+#include "chunkstore/registry/reference.h"
 #include "fs/engine/client.h"
 
 namespace lamina::daemon {
@@ -69,6 +70,30 @@ Setter SizeOf(fs::Amount fs::CacheOptions::*field) {
   };
 }
 
+std::optional<std::string> SetRegistries(const toml::node& node, Config& config) {
+  constexpr const char* kWanted = "a list of HOST:PORT";
+  const toml::array* list = node.as_array();
+  if (list == nullptr) return kWanted;
+  config.snapshotter_registries.clear();
+  for (const toml::node& element : *list) {
+    const auto host = element.value_exact<std::string>();
+    if (!host || !registry::CheckHost(*host).ok() || host->rfind(':') == std::string::npos) {
+      return kWanted;
+    }
+    config.snapshotter_registries.push_back(*host);
+  }
+  return std::nullopt;
+}
+
+Setter Flag(bool Config::*field) {
+  return [field](const toml::node& node, Config& config) -> std::optional<std::string> {
+    const auto value = node.value_exact<bool>();
+    if (!value) return "true or false";
+    config.*field = *value;
+    return std::nullopt;
+  };
+}
+
 std::optional<std::string> SetCacheNone(const toml::node& node, Config& config) {
   const auto value = node.value_exact<bool>();
   if (!value) return "true or false";
@@ -112,6 +137,14 @@ std::vector<Key> AllKeys() {
       {"log", "format", SetFormat},
       {"api", "socket", AbsolutePath(&Config::api_socket, /*may_be_empty=*/true)},
       {"api", "group", Text(&Config::api_group)},
+      {"snapshotter", "socket", AbsolutePath(&Config::snapshotter_socket, /*may_be_empty=*/true)},
+      {"snapshotter", "group", Text(&Config::snapshotter_group)},
+      {"snapshotter", "idle-seconds", Seconds(&Config::snapshotter_idle)},
+      {"snapshotter", "containerd",
+       AbsolutePath(&Config::containerd_socket, /*may_be_empty=*/false)},
+      {"snapshotter", "registries", SetRegistries},
+      {"snapshotter", "referrers", Flag(&Config::snapshotter_referrers)},
+      {"snapshotter", "prefetch", Flag(&Config::snapshotter_prefetch)},
       {"metrics", "listen", SetListen},
       {"metrics", "group", Text(&Config::metrics_group)},
       {"take-over", "give-up-seconds", Seconds(&Config::give_up_after)},

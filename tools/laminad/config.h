@@ -7,6 +7,7 @@
 #include <chrono>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "chunkstore/base/status.h"
 #include "fs/engine/cache_options.h"
@@ -25,6 +26,14 @@ struct Config {
 
   std::string api_socket;  // path of the gRPC socket; empty: none
   std::string api_group;   // members may use it; empty: only this user
+
+  std::string snapshotter_socket;  // path, for containerd; empty: none
+  std::string snapshotter_group;   // members may use it; empty: only this user
+  std::chrono::seconds snapshotter_idle{60};
+  std::string containerd_socket = "/run/containerd/containerd.sock";
+  std::vector<std::string> snapshotter_registries;  // "HOST:PORT"
+  bool snapshotter_referrers = true;
+  bool snapshotter_prefetch = true;
 
   std::string metrics_listen;  // "unix:PATH" or "ADDRESS:PORT"; empty: none
   std::string metrics_group;   // members may connect to PATH; empty: only this user

@@ -15,6 +15,7 @@
 #include "fs/control/control_server.h"
 #include "fs/control/metrics.h"
 #include "fs/engine/server.h"
+#include "snapshotter/service.h"
 #include "tools/laminad/config.h"
 #include "tools/laminad/logging.h"
 #include "tools/laminad/sockets.h"
@@ -43,9 +44,29 @@ absl::StatusOr<Config> ConfigFor(const Options& options) {
 struct Services {
   std::unique_ptr<fs::ControlServer> api;
   std::unique_ptr<fs::MetricsServer> metrics;
+  std::unique_ptr<snapshotter::SnapshotService> snapshots;
 };
 
-absl::StatusOr<std::shared_ptr<void>> StartServices(fs::DescriptorHolder& holder,
+absl::StatusOr<std::unique_ptr<snapshotter::SnapshotService>> StartSnapshotter(const Config& config,
+                                                                               fs::Engine& engine,
+                                                                               UniqueFd socket) {
+  registry::Settings registry;
+  registry.credentials.files = registry::AuthFilesOfEnvironment();
+  auto finder = snapshotter::LayerFinder::Create({.containerd = config.containerd_socket,
+                                                  .registry = registry,
+                                                  .registries = config.snapshotter_registries,
+                                                  .referrers = config.snapshotter_referrers,
+                                                  .prefetch = config.snapshotter_prefetch},
+                                                 engine);
+  ASSIGN_OR_RETURN(auto snapshots, snapshotter::Snapshotter::Open({.state = config.state,
+                                                                   .registry = registry,
+                                                                   .idle = config.snapshotter_idle},
+                                                                  engine, std::move(finder)));
+  return snapshotter::SnapshotService::Start(std::move(snapshots), std::move(socket));
+}
+
+absl::StatusOr<std::shared_ptr<void>> StartServices(const Config& config,
+                                                    fs::DescriptorHolder& holder,
                                                     fs::Engine& engine) {
   auto services = std::make_shared<Services>();
   if (UniqueFd socket = holder.Take(kApiName); socket.valid()) {
@@ -53,6 +74,9 @@ absl::StatusOr<std::shared_ptr<void>> StartServices(fs::DescriptorHolder& holder
   }
   if (UniqueFd socket = holder.Take(kMetricsName); socket.valid()) {
     ASSIGN_OR_RETURN(services->metrics, fs::MetricsServer::Start(engine, std::move(socket)));
+  }
+  if (UniqueFd socket = holder.Take(kSnapshotterName); socket.valid()) {
+    ASSIGN_OR_RETURN(services->snapshots, StartSnapshotter(config, engine, std::move(socket)));
   }
   return std::shared_ptr<void>(std::move(services));
 }
@@ -70,7 +94,9 @@ absl::Status RunWorker(const Config& config) {
   options.engine.state = config.state;
   options.engine.cache = config.cache;
   options.engine.holder = holder;
-  options.start_services = [holder](fs::Engine& engine) { return StartServices(*holder, engine); };
+  options.start_services = [&config, holder](fs::Engine& engine) {
+    return StartServices(config, *holder, engine);
+  };
   options.ready = [holder] {
     if (absl::Status status = holder->Ready(); !status.ok()) {
       spdlog::error("{}", std::string(status.message()));

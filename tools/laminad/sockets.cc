@@ -60,6 +60,11 @@ std::vector<ListeningSocket> SocketsOf(const Config& config) {
     sockets.push_back(
         {kApiName, [path, group = config.api_group] { return ListenAt(path, group); }, path});
   }
+  if (const std::string& path = config.snapshotter_socket; !path.empty()) {
+    sockets.push_back({kSnapshotterName,
+                       [path, group = config.snapshotter_group] { return ListenAt(path, group); },
+                       path});
+  }
   const std::string& metrics = config.metrics_listen;
   if (metrics.starts_with(kUnix)) {
     const std::string path = metrics.substr(kUnix.size());

@@ -13,6 +13,7 @@ namespace lamina::daemon {
 
 inline constexpr const char* kControlName = "control";  // for lamina(1), in the state directory
 inline constexpr const char* kApiName = "api";          // gRPC
+inline constexpr const char* kSnapshotterName = "snapshotter";  // gRPC, for containerd
 inline constexpr const char* kMetricsName = "metrics";
 
 std::vector<ListeningSocket> SocketsOf(const Config& config);

@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "snapshotter/snapshotter.h"
+
+#include <spdlog/spdlog.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <absl/strings/str_join.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include "fs/mount/overlay.h"
+#include "snapshotter/disk_usage.h"
+#include "snapshotter/layer_mounts.h"
+#include "snapshotter/remover.h"
+
+namespace lamina::snapshotter {
+namespace {
+
+constexpr std::string_view kRemovedPrefix = "removed-";
+// Says which layer a snapshot is to become (containerd, snapshots/snapshotter.go).
+constexpr char kReferenceLabel[] = "containerd.io/snapshot.ref";
+
+absl::Status MakeDirectory(const std::string& path, mode_t mode) {
+  if (::mkdir(path.c_str(), mode) != 0) return ErrnoStatus(errno, "create directory " + path);
+  return absl::OkStatus();
+}
+
+// What every overlay mount here has. Layers come from images: nothing in them may lead elsewhere
+// (redirects, metacopy), and directories of several images may be the same (index). Options that the
+// kernel does not know are off anyway.
+std::vector<std::string> OverlayOptions() {
+  std::vector<std::string> options;
+  const auto add = [&options](std::string_view parameter, std::string_view value) {
+    const std::string path = fmt::format("/sys/module/overlay/parameters/{}", parameter);
+    if (::access(path.c_str(), F_OK) == 0)
+      options.push_back(fmt::format("{}={}", parameter, value));
+  };
+  add("index", "off");
+  add("metacopy", "off");
+  add("redirect_dir", "nofollow");
+  const absl::StatusOr<bool> user_xattr = fs::OverlayNeedsUserXattr();
+  if (user_xattr.ok() && *user_xattr) options.emplace_back("userxattr");
+  return options;
+}
+
+// How the parents of a snapshot are mounted, uppermost first: directories of snapshots, and groups of
+// converted layers.
+struct Lower {
+  uint64_t id = 0;            // of a snapshot; 0 if it is a group
+  bool implied_root = false;  // it says nothing of the root directory's attributes
+};
+struct Plan {
+  std::vector<Lower> lowers;
+  std::vector<LayerGroup> groups;  // in the order of `lowers`
+};
+
+Plan PlanOf(const std::vector<Snapshot>& chain) {
+  Plan plan;
+  for (size_t i = 0; i < chain.size();) {
+    if (!chain[i].layer) {
+      plan.lowers.push_back({.id = chain[i++].id});
+      continue;
+    }
+    std::vector<LazyLayer> layers;
+    while (i < chain.size() && chain[i].layer) layers.push_back(*chain[i++].layer);
+    std::ranges::reverse(layers);
+    std::vector<LayerGroup> groups = GroupLayers(std::move(layers), /*is_base=*/i == chain.size());
+    for (auto group = groups.rbegin(); group != groups.rend(); ++group) {
+      const bool implied = group->keep_marks && group->layers[0].marks.implied_root;
+      plan.lowers.push_back({.implied_root = implied});
+      plan.groups.push_back(std::move(*group));
+    }
+  }
+  return plan;
+}
+
+class SnapshotterImpl final : public Snapshotter {
+ public:
+  SnapshotterImpl(const SnapshotterOptions& options, fs::Engine& engine,
+                  std::unique_ptr<SnapshotStore> store, std::unique_ptr<LayerFinder> finder)
+      : directory_(options.state + "/snapshots"),
+        overlay_options_(OverlayOptions()),
+        store_(std::move(store)),
+        finder_(std::move(finder)),
+        mounts_(engine, directory_, options.registry, options.idle) {}
+
+  // Directories that no snapshot has, and layers that snapshots need.
+  absl::Status Restore();
+
+  absl::StatusOr<std::vector<MountSpec>> Create(Kind kind, const std::string& key,
+                                                const std::string& parent,
+                                                const Labels& labels) override;
+  absl::StatusOr<std::vector<MountSpec>> Mounts(const std::string& key) override;
+  absl::Status Commit(const std::string& name, const std::string& key,
+                      const Labels& labels) override;
+  absl::Status Remove(const std::string& key) override;
+  absl::StatusOr<Snapshot> Stat(const std::string& key) override { return store_->Get(key); }
+  absl::StatusOr<Snapshot> Update(const std::string& name, const Labels& labels,
+                                  const std::vector<std::string>& paths) override {
+    return store_->Update(name, labels, paths);
+  }
+  std::vector<Snapshot> List() override { return store_->List(); }
+  absl::StatusOr<Usage> GetUsage(const std::string& key) override;
+  void Cleanup() override {
+    if (finder_ != nullptr) finder_->DropIdle();
+    remover_.Wait();
+  }
+
+ private:
+  // Directories of mounted lowers, uppermost first.
+  struct Mounted {
+    LayerMounts::Use use;
+    std::vector<std::string> paths;
+    std::string root;        // whose attributes the merged root has
+    bool shows_root = true;  // the uppermost one has them
+  };
+
+  std::string PathOf(uint64_t id) const { return fmt::format("{}/{}", directory_, id); }
+  std::string FilesOf(uint64_t id) const { return PathOf(id) + "/fs"; }
+  absl::Status TakeConvertedLayer(const std::string& key, const std::string& parent, size_t depth,
+                                  const Labels& labels);
+  absl::StatusOr<Mounted> MountLowers(const Plan& plan);
+  absl::Status MakeDirectories(const Snapshot& snapshot, const Mounted& mounted) const;
+  std::vector<MountSpec> SpecOf(const Snapshot& snapshot, const Mounted& mounted) const;
+  void Keep(uint64_t id, LayerMounts::Use use);
+  void Drop(uint64_t id);
+
+  const std::string directory_;
+  const std::vector<std::string> overlay_options_;
+  const std::unique_ptr<SnapshotStore> store_;
+  const std::unique_ptr<LayerFinder> finder_;  // may be null
+  LayerMounts mounts_;
+  Remover remover_;
+  std::mutex mutex_;
+  std::map<uint64_t, LayerMounts::Use> uses_;  // of snapshots that can be mounted
+};
+
+absl::Status SnapshotterImpl::Restore() {
+  std::set<std::string> known;
+  for (const Snapshot& snapshot : store_->List()) {
+    known.insert(std::to_string(snapshot.id));
+    if (snapshot.kind == Kind::kCommitted || snapshot.parent.empty()) continue;
+    ASSIGN_OR_RETURN(const std::vector<Snapshot> chain, store_->Chain(snapshot.parent),
+                     "snapshot {}", snapshot.name);
+    Keep(snapshot.id, mounts_.Reserve(PlanOf(chain).groups));
+  }
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(directory_, error)) {
+    const std::string name = entry.path().filename();
+    uint64_t id = 0;
+    const auto [end, failure] = std::from_chars(name.data(), name.data() + name.size(), id);
+    const bool is_id = failure == std::errc() && end == name.data() + name.size();
+    if (is_id) store_->ReserveIds(id);
+    if (known.contains(name) || !(is_id || name.starts_with(kRemovedPrefix))) continue;
+    remover_.Remove(entry.path());
+  }
+  return error ? ErrnoStatus(error.value(), "read " + directory_) : absl::OkStatus();
+}
+
+absl::StatusOr<SnapshotterImpl::Mounted> SnapshotterImpl::MountLowers(const Plan& plan) {
+  Mounted mounted{.use = mounts_.Reserve(plan.groups)};
+  ASSIGN_OR_RETURN(const std::vector<std::string> groups, mounts_.Mount(mounted.use));
+  auto group = groups.begin();
+  bool has_root = false;
+  for (const Lower& lower : plan.lowers) {
+    mounted.paths.push_back(lower.id != 0 ? FilesOf(lower.id) : *group++);
+    if (has_root) continue;
+    mounted.root = mounted.paths.back();
+    has_root = !lower.implied_root;
+  }
+  mounted.shows_root = mounted.paths.empty() || mounted.root == mounted.paths.front();
+  return mounted;
+}
+
+absl::Status SnapshotterImpl::MakeDirectories(const Snapshot& snapshot,
+                                              const Mounted& mounted) const {
+  RETURN_IF_ERROR(MakeDirectory(PathOf(snapshot.id), 0700));
+  const std::string files = FilesOf(snapshot.id);
+  RETURN_IF_ERROR(MakeDirectory(files, 0755));
+  if (::chmod(files.c_str(), 0755) != 0) return ErrnoStatus(errno, "set the mode of " + files);
+  if (!mounted.paths.empty()) RETURN_IF_ERROR(fs::CopyDirectoryAttributes(mounted.root, files));
+  if (snapshot.kind != Kind::kActive) return absl::OkStatus();
+  return MakeDirectory(PathOf(snapshot.id) + "/work", 0711);
+}
+
+std::vector<MountSpec> SnapshotterImpl::SpecOf(const Snapshot& snapshot,
+                                               const Mounted& mounted) const {
+  const bool writable = snapshot.kind == Kind::kActive;
+  const std::vector<std::string>& lowers = mounted.paths;
+  // overlayfs is for two directories or more.
+  if (lowers.empty()) {
+    return {{"bind", FilesOf(snapshot.id), {writable ? "rw" : "ro", "rbind"}}};
+  }
+  if (!writable && lowers.size() == 1) return {{"bind", lowers[0], {"ro", "rbind"}}};
+  std::vector<std::string> options = overlay_options_;
+  std::string lower = "lowerdir=";
+  if (writable) {
+    options.push_back(fmt::format("workdir={}/work", PathOf(snapshot.id)));
+    options.push_back("upperdir=" + FilesOf(snapshot.id));
+  } else if (!mounted.shows_root) {
+    lower += FilesOf(snapshot.id) + ":";  // empty, with the right attributes
+  }
+  options.push_back(lower + absl::StrJoin(lowers, ":"));
+  return {{"overlay", "overlay", std::move(options)}};
+}
+
+void SnapshotterImpl::Keep(uint64_t id, LayerMounts::Use use) {
+  std::lock_guard lock(mutex_);
+  uses_[id] = std::move(use);
+}
+
+absl::StatusOr<std::vector<MountSpec>> SnapshotterImpl::Create(Kind kind, const std::string& key,
+                                                               const std::string& parent,
+                                                               const Labels& labels) {
+  if (key.empty()) return absl::InvalidArgumentError("a snapshot needs a key");
+  if (store_->Get(key).ok()) {
+    return absl::AlreadyExistsError(fmt::format("snapshot {} exists", key));
+  }
+  std::vector<Snapshot> chain;
+  if (!parent.empty()) {
+    ASSIGN_OR_RETURN(chain, store_->Chain(parent), "parent");
+    if (chain[0].kind != Kind::kCommitted) {
+      return absl::InvalidArgumentError(
+          fmt::format("parent {} is not a committed snapshot", parent));
+    }
+  }
+  if (kind == Kind::kActive && finder_ != nullptr && labels.contains(kReferenceLabel)) {
+    RETURN_IF_ERROR(TakeConvertedLayer(key, parent, chain.size(), labels));
+  }
+  ASSIGN_OR_RETURN(Mounted mounted, MountLowers(PlanOf(chain)), "snapshot {}", key);
+  Snapshot snapshot{
+      .name = key, .id = store_->NewId(), .parent = parent, .kind = kind, .labels = labels};
+  std::vector<MountSpec> spec = SpecOf(snapshot, mounted);
+  // The record comes last: a directory without one is removed at the next start.
+  absl::Status status = MakeDirectories(snapshot, mounted);
+  Keep(snapshot.id, std::move(mounted.use));
+  if (status.ok()) status = store_->Create(snapshot).status();
+  if (!status.ok()) {
+    Drop(snapshot.id);
+    return status;
+  }
+  return spec;
+}
+
+// OK if the layer is none.
+absl::Status SnapshotterImpl::TakeConvertedLayer(const std::string& key, const std::string& parent,
+                                                 size_t depth, const Labels& labels) {
+  const std::string& reference = labels.at(kReferenceLabel);
+  const absl::Status exists =
+      absl::AlreadyExistsError(fmt::format("snapshot of layer {} exists", reference));
+  // One for all name spaces of containerd's, which knows by the labels that it is the right one.
+  for (const Snapshot& snapshot : store_->Children(parent)) {
+    const auto label = snapshot.labels.find(kReferenceLabel);
+    if (snapshot.layer && label != snapshot.labels.end() && label->second == reference)
+      return exists;
+  }
+  ASSIGN_OR_RETURN(std::optional<LazyLayer> layer, finder_->Find({key, reference, depth, labels}),
+                   "layer {}", reference);
+  if (!layer) return absl::OkStatus();
+  Snapshot snapshot{.id = store_->NewId(),
+                    .parent = parent,
+                    .kind = Kind::kCommitted,
+                    .labels = labels,
+                    .layer = std::move(layer)};
+  snapshot.name = fmt::format("lamina/{}/{}", snapshot.id, reference);
+  RETURN_IF_ERROR(store_->Create(std::move(snapshot)).status());
+  return exists;
+}
+
+absl::StatusOr<std::vector<MountSpec>> SnapshotterImpl::Mounts(const std::string& key) {
+  ASSIGN_OR_RETURN(const std::vector<Snapshot> chain, store_->Chain(key));
+  if (chain[0].kind == Kind::kCommitted) {
+    return absl::FailedPreconditionError(
+        fmt::format("snapshot {} is committed: prepare or view one on it", key));
+  }
+  ASSIGN_OR_RETURN(const Mounted mounted, MountLowers(PlanOf({chain.begin() + 1, chain.end()})),
+                   "snapshot {}", key);
+  return SpecOf(chain[0], mounted);
+}
+
+absl::Status SnapshotterImpl::Commit(const std::string& name, const std::string& key,
+                                     const Labels& labels) {
+  if (name.empty()) return absl::InvalidArgumentError("a snapshot needs a name");
+  ASSIGN_OR_RETURN(const Snapshot active, store_->Get(key));
+  Usage usage;
+  if (active.kind == Kind::kActive) {
+    ASSIGN_OR_RETURN(usage, DiskUsage(FilesOf(active.id)), "commit snapshot {}", key);
+  }
+  RETURN_IF_ERROR(store_->Commit(key, name, labels, usage).status(), "commit snapshot {}", key);
+  std::lock_guard lock(mutex_);
+  uses_.erase(active.id);
+  return absl::OkStatus();
+}
+
+absl::Status SnapshotterImpl::Remove(const std::string& key) {
+  ASSIGN_OR_RETURN(const Snapshot removed, store_->Remove(key));
+  Drop(removed.id);
+  return absl::OkStatus();
+}
+
+// The directory by renaming, so that it does not count as a snapshot's from now on.
+void SnapshotterImpl::Drop(uint64_t id) {
+  {
+    std::lock_guard lock(mutex_);
+    uses_.erase(id);
+  }
+  const std::string path = PathOf(id);
+  const std::string removed = fmt::format("{}/{}{}", directory_, kRemovedPrefix, id);
+  if (::rename(path.c_str(), removed.c_str()) == 0) {
+    remover_.Remove(removed);
+  } else if (errno != ENOENT) {
+    spdlog::warn("{}", std::string(ErrnoStatus(errno, "remove " + path).message()));
+  }
+}
+
+absl::StatusOr<Usage> SnapshotterImpl::GetUsage(const std::string& key) {
+  ASSIGN_OR_RETURN(const Snapshot snapshot, store_->Get(key));
+  if (snapshot.kind == Kind::kCommitted) return snapshot.usage;
+  if (snapshot.kind == Kind::kView) return Usage();  // it has none
+  return DiskUsage(FilesOf(snapshot.id));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Snapshotter>> Snapshotter::Open(
+    const SnapshotterOptions& options, fs::Engine& engine, std::unique_ptr<LayerFinder> finder) {
+  const std::string directory = options.state + "/snapshots";
+  if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
+    return ErrnoStatus(errno, "create directory " + directory);
+  }
+  ASSIGN_OR_RETURN(auto store, SnapshotStore::Open(directory + "/db"));
+  auto snapshotter =
+      std::make_unique<SnapshotterImpl>(options, engine, std::move(store), std::move(finder));
+  RETURN_IF_ERROR(snapshotter->Restore());
+  return snapshotter;
+}
+
+}  // namespace lamina::snapshotter

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "snapshotter/snapshotter.h"
+
+#include <absl/strings/str_join.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mount.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "fs/mount/mount.h"
+#include "tests/engine/test_image.h"
+
+namespace lamina::snapshotter {
+namespace {
+
+using fs::Slurp;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr char kReference[] = "containerd.io/snapshot.ref";
+
+// Takes everything for a layer of the test image, as long as it is told to.
+class FixedFinder : public LayerFinder {
+ public:
+  FixedFinder(fs::Engine& engine, std::string image, const bool& finds)
+      : engine_(engine), image_(std::move(image)), finds_(finds) {}
+  absl::StatusOr<std::optional<LazyLayer>> Find(const LayerQuery&) override {
+    if (!finds_) return std::nullopt;
+    ASSIGN_OR_RETURN(const fs::Image image, engine_.OpenImage(image_, {}));
+    const auto attached = engine_.AttachLayers(image);
+    RETURN_IF_ERROR(attached[0].status());
+    return LazyLayer{.layer = image.layers[0], .image = image_, .marks = attached[0]->marks};
+  }
+
+ private:
+  fs::Engine& engine_;
+  const std::string image_;
+  const bool& finds_;
+};
+
+class SnapshotterTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (::geteuid() != 0) GTEST_SKIP() << "mounting needs root";
+    Open();
+  }
+  void TearDown() override {
+    ::umount2(image_.mountpoint().c_str(), MNT_DETACH);
+    snapshotter_.reset();
+  }
+  void Open() {
+    snapshotter_.reset();
+    engine_.reset();
+    auto engine = fs::Engine::Open({.state = image_.state()});
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    engine_ = *std::move(engine);
+    auto snapshotter = Snapshotter::Open(
+        {.state = image_.state(), .idle = std::chrono::milliseconds(50)}, *engine_,
+        std::make_unique<FixedFinder>(*engine_, image_.reference(), finds_));
+    ASSERT_TRUE(snapshotter.ok()) << snapshotter.status();
+    snapshotter_ = *std::move(snapshotter);
+  }
+  // As containerd does, and gives the name of the snapshot.
+  std::string PullLayer(const std::string& reference, const std::string& parent = "") {
+    const Labels labels{{kReference, reference}};
+    const auto mounts = snapshotter_->Create(Kind::kActive, "extract " + reference, parent, labels);
+    EXPECT_TRUE(absl::IsAlreadyExists(mounts.status())) << mounts.status();
+    for (const Snapshot& snapshot : snapshotter_->List()) {
+      if (snapshot.kind == Kind::kCommitted && snapshot.parent == parent &&
+          snapshot.labels == labels) {
+        return snapshot.name;
+      }
+    }
+    ADD_FAILURE() << "no snapshot of " << reference;
+    return "";
+  }
+  // Mounts a snapshot at the mount point, until the next one.
+  void Mount(const absl::StatusOr<std::vector<MountSpec>>& mounts) {
+    ASSERT_TRUE(mounts.ok()) << mounts.status();
+    ASSERT_EQ(mounts->size(), 1u);
+    const MountSpec& spec = mounts->front();
+    ::umount2(image_.mountpoint().c_str(), 0);
+    const bool bind = spec.type == "bind";
+    const std::string data = bind ? "" : absl::StrJoin(spec.options, ",");
+    ASSERT_EQ(::mount(spec.source.c_str(), image_.mountpoint().c_str(), spec.type.c_str(),
+                      bind ? MS_BIND : 0, data.c_str()),
+              0)
+        << spec.type << " " << data << ": " << strerror(errno);
+  }
+  std::string Read(const std::string& name) { return Slurp(image_.mountpoint() + "/" + name); }
+  void Write(const std::string& name, const std::string& text) {
+    std::ofstream(image_.mountpoint() + "/" + name) << text;
+  }
+  size_t MountedLayers() {
+    const auto mounts = fs::ReadMountInfo();
+    EXPECT_TRUE(mounts.ok());
+    return static_cast<size_t>(std::ranges::count_if(*mounts, [this](const fs::MountInfo& info) {
+      return info.target.starts_with(image_.state() + "/snapshots/L");
+    }));
+  }
+
+  fs::TestImage image_;
+  bool finds_ = true;
+  std::unique_ptr<fs::Engine> engine_;
+  std::unique_ptr<Snapshotter> snapshotter_;
+};
+
+TEST_F(SnapshotterTest, ConvertedLayerIsCommittedInsteadOfUnpacked) {
+  const std::string base = PullLayer("sha256:base");
+  EXPECT_EQ(PullLayer("sha256:base"), base);
+  EXPECT_EQ(snapshotter_->List().size(), 1u);
+  EXPECT_EQ(MountedLayers(), 0u);
+
+  Mount(snapshotter_->Create(Kind::kView, "view", base, {}));
+  EXPECT_EQ(Read("hello.txt"), image_.hello());
+  Mount(snapshotter_->Create(Kind::kActive, "active", base, {}));
+  EXPECT_EQ(Read("data.bin"), image_.data());
+  Write("hello.txt", "changed");
+  EXPECT_EQ(Read("hello.txt"), "changed");
+  EXPECT_EQ(MountedLayers(), 1u);
+  EXPECT_EQ(snapshotter_->GetUsage(base)->bytes, 0);
+  EXPECT_GT(snapshotter_->GetUsage("active")->bytes, 0);
+}
+
+TEST_F(SnapshotterTest, OrdinaryLayersStackOnConvertedOnesAndTheReverse) {
+  const std::string base = PullLayer("sha256:base");
+  finds_ = false;
+  Mount(snapshotter_->Create(Kind::kActive, "extract", base, {{kReference, "sha256:next"}}));
+  Write("added", "ordinary");
+  std::filesystem::remove(image_.mountpoint() + "/data.bin");
+  ASSERT_TRUE(snapshotter_->Commit("next", "extract", {}).ok());
+  finds_ = true;
+  const std::string top = PullLayer("sha256:top", "next");
+
+  Mount(snapshotter_->Create(Kind::kView, "below", "next", {}));
+  EXPECT_EQ(Read("added"), "ordinary");
+  EXPECT_FALSE(std::filesystem::exists(image_.mountpoint() + "/data.bin"));
+  Mount(snapshotter_->Create(Kind::kActive, "active", top, {}));
+  EXPECT_EQ(Read("added"), "ordinary");
+  EXPECT_EQ(Read("data.bin"), image_.data());  // from the uppermost layer again
+}
+
+TEST_F(SnapshotterTest, LayersOfNoSnapshotAreUnmountedAndComeBack) {
+  const std::string base = PullLayer("sha256:base");
+  ASSERT_TRUE(snapshotter_->Create(Kind::kActive, "active", base, {}).ok());
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  EXPECT_EQ(MountedLayers(), 1u);
+  ASSERT_TRUE(snapshotter_->Remove("active").ok());
+  for (int i = 0; i < 200 && MountedLayers() > 0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_EQ(MountedLayers(), 0u);
+  Mount(snapshotter_->Create(Kind::kActive, "again", base, {}));
+  EXPECT_EQ(Read("hello.txt"), image_.hello());
+}
+
+TEST_F(SnapshotterTest, SnapshotsOfAnEarlierProcessAreThere) {
+  const std::string base = PullLayer("sha256:base");
+  Mount(snapshotter_->Create(Kind::kActive, "active", base, {}));
+  Write("written", "kept");
+  ASSERT_EQ(::umount2(image_.mountpoint().c_str(), 0), 0);
+  std::filesystem::create_directories(image_.state() + "/snapshots/77/fs");
+  std::filesystem::create_directories(image_.state() + "/snapshots/removed-5");
+  Open();  // its layers were unmounted with the engine
+  Mount(snapshotter_->Mounts("active"));
+  EXPECT_EQ(Read("written"), "kept");
+  EXPECT_EQ(Read("hello.txt"), image_.hello());
+  snapshotter_->Cleanup();
+  EXPECT_FALSE(std::filesystem::exists(image_.state() + "/snapshots/77"));
+  EXPECT_FALSE(std::filesystem::exists(image_.state() + "/snapshots/removed-5"));
+}
+
+TEST_F(SnapshotterTest, RemovedSnapshotsLeaveNothing) {
+  ASSERT_TRUE(snapshotter_->Create(Kind::kActive, "a", "", {}).ok());
+  ASSERT_TRUE(snapshotter_->Remove("a").ok());
+  snapshotter_->Cleanup();
+  for (const auto& entry : std::filesystem::directory_iterator(image_.state() + "/snapshots")) {
+    EXPECT_EQ(entry.path().filename(), "db");
+  }
+}
+
+TEST_F(SnapshotterTest, CommittedSnapshotsAreNotMounted) {
+  ASSERT_TRUE(snapshotter_->Create(Kind::kActive, "a", "", {}).ok());
+  ASSERT_TRUE(snapshotter_->Commit("base", "a", {}).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(snapshotter_->Mounts("base").status()));
+  EXPECT_TRUE(absl::IsNotFound(snapshotter_->Mounts("a").status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(snapshotter_->Create(Kind::kView, "", "base", {}).status()));
+}
+
+}  // namespace
+}  // namespace lamina::snapshotter
