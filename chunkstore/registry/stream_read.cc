@@ -13,12 +13,6 @@
 #include "chunkstore/registry/errors.h"
 
 namespace lamina::registry {
-namespace {
-
-constexpr int kMaxChallenges = 3;
-
-}  // namespace
-
 // From the client's event thread to the reader. Outlives both ends' interest in it.
 class StreamRead::Pipe {
  public:
