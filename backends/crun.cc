@@ -34,15 +34,16 @@ void HideHybridCgroup() {
   ::umount2(kUnifiedHierarchy, MNT_DETACH);
 }
 
-// For a child process: becomes `crun ARGUMENTS...` with the signal mask `signals`.
-[[noreturn]] void ExecCrun(const sigset_t& signals, std::vector<const char*> arguments) {
+// For a child process: becomes `RUNTIME ARGUMENTS...` with the signal mask `signals`.
+[[noreturn]] void ExecCrun(const sigset_t& signals, std::vector<const char*> arguments,
+                           const char* runtime = "crun") {
   ::sigprocmask(SIG_SETMASK, &signals, nullptr);
   HideHybridCgroup();
-  arguments.insert(arguments.begin(), "crun");
+  arguments.insert(arguments.begin(), runtime);
   arguments.push_back(nullptr);
-  ::execvp("crun", const_cast<char**>(arguments.data()));
+  ::execvp(runtime, const_cast<char**>(arguments.data()));
   const int error = errno;
-  ::dprintf(STDERR_FILENO, "lamina: start crun: %s\n", std::strerror(error));
+  ::dprintf(STDERR_FILENO, "lamina: start %s: %s\n", runtime, std::strerror(error));
   ::_exit(error == ENOENT ? 127 : 126);
 }
 
@@ -81,7 +82,9 @@ int ExitCodeForError(std::string_view error) {
   return error.ends_with(std::strerror(ENOENT)) ? 127 : 126;
 }
 
-bool FindInPath(std::string_view program) {
+}  // namespace
+
+bool IsOnPath(std::string_view program) {
   const char* path = std::getenv("PATH");
   std::string_view rest = path != nullptr ? path : "/usr/bin:/bin";
   while (true) {
@@ -93,10 +96,8 @@ bool FindInPath(std::string_view program) {
   }
 }
 
-}  // namespace
-
 absl::StatusOr<int> RunWithCrun(const std::string& bundle, const std::string& id, int lock) {
-  if (!FindInPath("crun")) {
+  if (!IsOnPath("crun")) {
     return absl::NotFoundError("crun is not on PATH: install the package crun");
   }
   const std::string log = bundle + "/crun.log";
@@ -138,6 +139,56 @@ absl::StatusOr<int> RunWithCrun(const std::string& bundle, const std::string& id
   // The container's own 1, or an error of crun's.
   const std::string error = LastMessage(log);
   return error.empty() ? exit_code : ExitCodeForError(error);
+}
+
+absl::StatusOr<pid_t> StartDetached(const DetachedContainer& container) {
+  const char* runtime = container.runtime.c_str();
+  if (!IsOnPath(runtime)) {
+    return absl::NotFoundError(
+        fmt::format("{} is not on PATH: install the package {}", runtime, runtime));
+  }
+  const std::string log = container.bundle + "/runtime.log";
+  const std::string pid_file = container.bundle + "/pid";
+  const std::vector<std::string> arguments = {"--root=" + container.root,
+                                              "--log=" + log,
+                                              "--log-format=json",
+                                              "run",
+                                              "--detach",
+                                              "--preserve-fds=1",
+                                              "--bundle=" + container.bundle,
+                                              "--pid-file=" + pid_file,
+                                              container.id};
+  std::vector<const char*> words;
+  for (const std::string& argument : arguments) words.push_back(argument.c_str());
+  const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  constexpr int kPassed = 3;
+  const pid_t child = ::fork();
+  if (child < 0) return ErrnoStatus(errno, "fork");
+  if (child == 0) {
+    for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+      ::dup2(null.get(), stream);
+    }
+    if (container.descriptor == kPassed) {
+      ::fcntl(kPassed, F_SETFD, 0);
+    } else {
+      ::dup2(container.descriptor, kPassed);
+    }
+    sigset_t none;
+    ::sigemptyset(&none);
+    ExecCrun(none, std::move(words), runtime);
+  }
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (status != 0) {
+    const std::string said = LastMessage(log);
+    return absl::InternalError(
+        fmt::format("{}: {}", runtime, said.empty() ? fmt::format("status {:#x}", status) : said));
+  }
+  ASSIGN_OR_RETURN(const std::string text, ReadFileToString(pid_file, 64), "{}", runtime);
+  const long pid = std::strtol(text.c_str(), nullptr, 10);
+  if (pid <= 1) return absl::InternalError(fmt::format("{}: no process number", runtime));
+  return static_cast<pid_t>(pid);
 }
 
 void DeleteContainer(const std::string& id) {

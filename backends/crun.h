@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs a bundle with crun in the foreground.
+// Runs bundles with crun, or another OCI runtime that takes the same commands.
 #ifndef LAMINA_BACKENDS_CRUN_H_
 #define LAMINA_BACKENDS_CRUN_H_
 
+#include <sys/types.h>
+
 #include <string>
+#include <string_view>
 
 #include "chunkstore/base/status.h"
 
@@ -18,6 +21,22 @@ namespace lamina::backends {
 // on it lasts as long as the container even if this process is killed. The container is deleted
 // before this returns. kNotFound if there is no crun.
 absl::StatusOr<int> RunWithCrun(const std::string& bundle, const std::string& id, int lock);
+
+struct DetachedContainer {
+  std::string runtime = "crun";  // or "runc"
+  std::string bundle;
+  std::string id;
+  std::string root;     // where the runtime keeps what it knows of it; removed with the container
+  int descriptor = -1;  // becomes descriptor 3 of the container's first process
+};
+// Starts a container and returns when its first process runs, with its number. It has no standard
+// streams. Its control groups are made by the runtime; who removes them, after killing what is in
+// them, and `root`, has removed the container. Errors have what the runtime said. kNotFound if there
+// is no such runtime.
+absl::StatusOr<pid_t> StartDetached(const DetachedContainer& container);
+
+// Whether a program is on PATH.
+bool IsOnPath(std::string_view program);
 
 // Kills the container if it still runs and forgets it; does nothing if there is none.
 void DeleteContainer(const std::string& id);

@@ -3,6 +3,7 @@
 
 #include <absl/strings/escaping.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <linux/openat2.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -14,6 +15,7 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 
+#include "backends/seccomp_profile.h"
 #include "chunkstore/base/file.h"
 
 namespace lamina::backends {
@@ -150,6 +152,18 @@ json Capabilities() {
   return {{"bounding", set}, {"effective", set}, {"permitted", set}};
 }
 
+constexpr uint64_t Bit(int capability) { return uint64_t{1} << capability; }
+
+json MaskedPaths() {
+  return {"/proc/acpi",          "/proc/asound",     "/proc/kcore",       "/proc/keys",
+          "/proc/latency_stats", "/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug",
+          "/proc/scsi",          "/sys/firmware"};
+}
+
+json ReadOnlyPaths() {
+  return {"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"};
+}
+
 }  // namespace
 
 absl::StatusOr<User> ResolveUser(const std::string& rootfs, std::string_view user) {
@@ -193,6 +207,34 @@ absl::StatusOr<User> ResolveUser(const std::string& rootfs, std::string_view use
   return result;
 }
 
+absl::StatusOr<std::vector<std::string>> ProgramEnvironment(const oci::ImageConfig& config,
+                                                            const std::vector<std::string>& added,
+                                                            const User& user) {
+  std::vector<std::string> environment = config.environment;
+  const auto find = [&environment](std::string_view variable) {
+    return std::find_if(environment.begin(), environment.end(),
+                        [variable](const auto& entry) { return entry.starts_with(variable); });
+  };
+  for (const std::string& entry : added) {
+    const size_t equals = entry.find('=');
+    if (equals == 0 || equals == std::string::npos || entry.find('\0') != std::string::npos) {
+      return absl::InvalidArgumentError(
+          fmt::format("'{}' is no variable: NAME=value is", absl::CHexEscape(entry)));
+    }
+    const auto there = find(std::string_view(entry).substr(0, equals + 1));
+    if (there != environment.end()) {
+      *there = entry;
+    } else {
+      environment.push_back(entry);
+    }
+  }
+  if (find("PATH=") == environment.end()) environment.emplace_back(kDefaultPath);
+  // crun would look it up in the image's /etc/passwd, opening whatever that is.
+  if (find("HOME=") == environment.end()) environment.push_back("HOME=" + user.home);
+  for (const std::string& entry : environment) RETURN_IF_ERROR(CheckUtf8(entry, "variable"));
+  return environment;
+}
+
 absl::StatusOr<std::string> BundleConfig(const BundleOptions& options) {
   const oci::ImageConfig& image = options.config;
   std::vector<std::string> arguments = image.entrypoint;
@@ -206,16 +248,8 @@ absl::StatusOr<std::string> BundleConfig(const BundleOptions& options) {
   for (const std::string& argument : arguments) RETURN_IF_ERROR(CheckUtf8(argument, "argument"));
   ASSIGN_OR_RETURN(const User user, ResolveUser(options.rootfs, image.user));
 
-  std::vector<std::string> environment = image.environment;
-  const auto has = [&environment](std::string_view variable) {
-    return std::any_of(environment.begin(), environment.end(),
-                       [variable](const auto& entry) { return entry.starts_with(variable); });
-  };
-  if (!has("PATH=")) environment.emplace_back(kDefaultPath);
-  // crun would look it up in the image's /etc/passwd, opening whatever that is.
-  if (!has("HOME=")) environment.push_back("HOME=" + user.home);
+  ASSIGN_OR_RETURN(std::vector<std::string> environment, ProgramEnvironment(image, {}, user));
   if (options.terminal) environment.emplace_back("TERM=xterm");
-  for (const std::string& entry : environment) RETURN_IF_ERROR(CheckUtf8(entry, "variable"));
   RETURN_IF_ERROR(CheckUtf8(image.working_directory, "working directory"));
 
   const json config = {
@@ -235,14 +269,67 @@ absl::StatusOr<std::string> BundleConfig(const BundleOptions& options) {
        {{"namespaces",
          json::array(
              {{{"type", "pid"}}, {{"type", "mount"}}, {{"type", "ipc"}}, {{"type", "uts"}}})},
-        {"maskedPaths",
-         {"/proc/acpi", "/proc/asound", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
-          "/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi",
-          "/sys/firmware"}},
-        {"readonlyPaths",
-         {"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}}}},
+        {"maskedPaths", MaskedPaths()},
+        {"readonlyPaths", ReadOnlyPaths()}}},
   };
   return config.dump(2);
+}
+
+const uint64_t kSandboxCapabilities = Bit(CAP_AUDIT_WRITE) | Bit(CAP_CHOWN) |
+                                      Bit(CAP_DAC_OVERRIDE) | Bit(CAP_FOWNER) | Bit(CAP_FSETID) |
+                                      Bit(CAP_KILL) | Bit(CAP_MKNOD) | Bit(CAP_NET_BIND_SERVICE) |
+                                      Bit(CAP_NET_RAW) | Bit(CAP_SETFCAP) | Bit(CAP_SETGID) |
+                                      Bit(CAP_SETPCAP) | Bit(CAP_SETUID) | Bit(CAP_SYS_CHROOT);
+
+absl::StatusOr<std::string> SandboxBundleConfig(const SandboxBundleOptions& options) {
+  constexpr const char* kAgentInside = "/.lamina-agent";
+  std::vector<std::string> arguments = {kAgentInside};
+  arguments.insert(arguments.end(), options.arguments.begin(), options.arguments.end());
+
+  json capabilities = Capabilities();
+  for (json& set : capabilities) {
+    set.push_back("CAP_LEASE");
+    if (options.protect_agent) set.push_back("CAP_SYS_RESOURCE");
+  }
+  json mounts = Mounts();
+  mounts.push_back({{"destination", kAgentInside},
+                    {"type", "bind"},
+                    {"source", options.agent},
+                    {"options", {"bind", "ro", "nosuid", "nodev"}}});
+  json namespaces =
+      json::array({{{"type", "pid"}}, {{"type", "mount"}}, {{"type", "ipc"}}, {{"type", "uts"}}});
+  if (!options.host_network) namespaces.push_back({{"type", "network"}});
+  const json no_devices = json::array({{{"allow", false}, {"access", "rwm"}}});
+
+  json config = {
+      {"ociVersion", "1.0.2"},
+      {"hostname", options.hostname},
+      {"process",
+       {{"terminal", false},
+        {"user", {{"uid", 0}, {"gid", 0}}},
+        {"args", arguments},
+        {"env", {kDefaultPath}},
+        {"cwd", "/"},
+        {"capabilities", capabilities},
+        {"noNewPrivileges", false}}},
+      {"root", {{"path", options.rootfs}, {"readonly", false}}},
+      {"mounts", mounts},
+      {"linux",
+       {{"namespaces", namespaces},
+        {"cgroupsPath", "/" + options.cgroup},
+        {"resources", {{"devices", no_devices}}},
+        {"seccomp", SeccompForContainers()},
+        {"maskedPaths", MaskedPaths()},
+        {"readonlyPaths", ReadOnlyPaths()}}},
+  };
+  // What runs out of memory should be killed itself, and hear of it from the agent.
+  if (options.protect_agent) config["process"]["oomScoreAdj"] = -1000;
+  try {
+    return config.dump(2);
+  } catch (const json::type_error&) {
+    return absl::InvalidArgumentError(
+        fmt::format("path \"{}\" is not UTF-8", absl::CHexEscape(options.rootfs)));
+  }
 }
 
 }  // namespace lamina::backends

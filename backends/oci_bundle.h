@@ -37,10 +37,37 @@ struct BundleOptions {
   std::string hostname = "lamina";
 };
 
+// The variables that a program of the image starts with: the image's, then `added`, which replace those
+// of the same name, and PATH and HOME if nothing gives them. kInvalidArgument for what is no
+// "NAME=value" or not UTF-8.
+absl::StatusOr<std::vector<std::string>> ProgramEnvironment(const oci::ImageConfig& config,
+                                                            const std::vector<std::string>& added,
+                                                            const User& user);
+
 // The text of config.json: pid, mount, ipc and uts namespaces, the host's network, the capabilities
 // and masked paths that container engines give by default. Fails if neither image nor options say
 // what to run, and with kInvalidArgument if an argument or variable is not UTF-8.
 absl::StatusOr<std::string> BundleConfig(const BundleOptions& options);
+
+// A container that holds a sandbox: its first process is the agent, which starts all others.
+struct SandboxBundleOptions {
+  std::string rootfs;                  // absolute path of the mounted image
+  std::string agent;                   // the agent's program on the host
+  std::vector<std::string> arguments;  // the agent's, without its name
+  std::string hostname = "lamina";
+  std::string cgroup;  // below each controller's root
+  bool host_network = false;
+  // The agent is the last to be killed for want of memory. For launchers with CAP_SYS_RESOURCE.
+  bool protect_agent = false;
+};
+
+// The text of its config.json: namespaces of its own for all but, if asked for, the network; the
+// default system call filter, capabilities, masked paths and devices. The agent has one capability more
+// than kSandboxCapabilities says, so that nothing it starts can trace it; it takes it from them.
+absl::StatusOr<std::string> SandboxBundleConfig(const SandboxBundleOptions& options);
+
+// What programs in a container may have, as bits (capabilities(7)).
+extern const uint64_t kSandboxCapabilities;
 
 }  // namespace lamina::backends
 

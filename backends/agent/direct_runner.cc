@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/agent/direct_runner.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <linux/capability.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "backends/agent/program.h"
+#include "backends/agent/pseudo_file.h"
+
+namespace lamina::agent {
+namespace {
+
+using std::chrono::steady_clock;
+
+constexpr int kLastCapability = 63;
+
+// What the new process says through a pipe if it cannot become the program.
+struct StartFailure {
+  int error = 0;
+  bool of_directory = false;
+};
+
+// The session of a process, from /proc/PID/stat; -1 if it is gone. The name in it may be anything,
+// so what counts comes after the last parenthesis: state, parent, group, session.
+pid_t SessionOf(const char* pid) {
+  const std::string stat = ReadPseudoFile(fmt::format("/proc/{}/stat", pid));
+  const size_t name_end = stat.rfind(')');
+  if (name_end == std::string::npos) return -1;
+  int parent = 0;
+  int group = 0;
+  int session = -1;
+  char state = 0;
+  if (std::sscanf(stat.c_str() + name_end + 1, " %c %d %d %d", &state, &parent, &group, &session) !=
+          4 ||
+      state == 'Z' || state == 'X') {
+    return -1;
+  }
+  return session;
+}
+
+// Kills all processes of a session. One that forks meanwhile may need another round.
+void KillSession(pid_t session) {
+  constexpr int kMaxRounds = 8;
+  for (int round = 0; round < kMaxRounds; ++round) {
+    ::kill(-session, SIGKILL);
+    bool found = false;
+    const std::unique_ptr<DIR, int (*)(DIR*)> processes(::opendir("/proc"), ::closedir);
+    if (processes == nullptr) return;
+    while (const dirent* process = ::readdir(processes.get())) {
+      const char* name = process->d_name;
+      pid_t pid = 0;
+      if (std::from_chars(name, name + std::strlen(name), pid).ec != std::errc() || pid <= 1) {
+        continue;
+      }
+      if (SessionOf(name) != session) continue;
+      found = true;
+      ::kill(pid, SIGKILL);
+    }
+    if (!found) return;
+  }
+}
+
+class DirectRun : public Run {
+ public:
+  DirectRun(DirectRunner& runner, pid_t pid, UniqueFd ended, StartFailure failure,
+            steady_clock::time_point start)
+      : runner_(runner), pid_(pid), ended_(std::move(ended)), failure_(failure), start_(start) {}
+  ~DirectRun() override {
+    if (!death_.has_value()) death_ = runner_.Take(pid_);
+    if (death_.has_value()) return;
+    Kill();
+    // The reaper forgets it only when it was taken.
+    uint64_t ignored = 0;
+    while (!death_.has_value()) {
+      if (::read(ended_.get(), &ignored, sizeof(ignored)) < 0 && errno != EINTR) return;
+      death_ = runner_.Take(pid_);
+    }
+  }
+
+  int64_t pid() const override { return pid_; }
+  int ended() const override { return ended_.get(); }
+  void Signal(int signal) override {
+    // The group: a shell's children as well, as a terminal does it.
+    if (!death_.has_value()) ::kill(-pid_, signal);
+  }
+  void Kill() override { KillSession(pid_); }
+  absl::StatusOr<EndedMessage> Result() override;
+
+ private:
+  DirectRunner& runner_;
+  const pid_t pid_;
+  UniqueFd ended_;
+  const StartFailure failure_;
+  const steady_clock::time_point start_;
+  std::optional<Death> death_;
+};
+
+uint64_t Microseconds(const timeval& time) {
+  return static_cast<uint64_t>(time.tv_sec) * 1'000'000 + static_cast<uint64_t>(time.tv_usec);
+}
+
+absl::StatusOr<EndedMessage> DirectRun::Result() {
+  if (!death_.has_value()) death_ = runner_.Take(pid_);
+  if (!death_.has_value()) return absl::InternalError("the process' end was not seen");
+  EndedMessage ended;
+  const rusage& usage = death_->usage;
+  ended.cpu_us = Microseconds(usage.ru_utime) + Microseconds(usage.ru_stime);
+  ended.peak_bytes = static_cast<uint64_t>(usage.ru_maxrss) * 1024;
+  ended.wall_us = static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::microseconds>(death_->when - start_).count());
+  if (failure_.error != 0) {
+    ended.ending = Ending::kCannotStart;
+    ended.code = failure_.error;
+    ended.detail = fmt::format("{}{}", failure_.of_directory ? "working directory: " : "",
+                               std::strerror(failure_.error));
+  } else if (WIFSIGNALED(death_->status)) {
+    ended.code = WTERMSIG(death_->status);
+    ended.ending = ended.code == SIGXCPU   ? Ending::kTimeLimit
+                   : ended.code == SIGXFSZ ? Ending::kOutputLimit
+                                           : Ending::kSignalled;
+  } else {
+    ended.code = WEXITSTATUS(death_->status);
+  }
+  return ended;
+}
+
+// Between fork and exec: allocates nothing, and returns only if it fails.
+class NewProcess {
+ public:
+  NewProcess(const ExecMessage& message, const Program& program, const Streams& streams,
+             std::optional<uint64_t> capabilities)
+      : message_(message), program_(program), streams_(streams), capabilities_(capabilities) {}
+
+  [[noreturn]] void Become(int failure_pipe) {
+    StartFailure failure;
+    failure.error = Prepare(failure.of_directory);
+    if (failure.error == 0) failure.error = program_.Execute();
+    std::ignore = ::write(failure_pipe, &failure, sizeof(failure));
+    ::_exit(127);
+  }
+
+ private:
+  int Prepare(bool& of_directory) const {
+    ::setsid();
+    sigset_t none;
+    ::sigemptyset(&none);
+    ::sigprocmask(SIG_SETMASK, &none, nullptr);
+    ::signal(SIGPIPE, SIG_DFL);
+    const int taken = TakeStreams(streams_.in.get(), streams_.out.get(), streams_.err.get(),
+                                  streams_.state.get(), kStateDescriptor);
+    if (taken != 0) return taken;
+    // The agent is kept from being killed for want of memory; what it starts is not.
+    const int score = ::open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    if (score >= 0) std::ignore = ::write(score, "0", 1);
+    LimitResource(RLIMIT_CPU, (message_.cpu_ms + 999) / 1000);
+    LimitResource(RLIMIT_FSIZE, message_.file_limit);
+    const int dropped = DropCapabilities();
+    if (dropped != 0) return dropped;
+    if (::getuid() == 0 || message_.uid != ::getuid()) {
+      if (::setgroups(message_.groups.size(), message_.groups.data()) != 0 ||
+          ::setresgid(message_.gid, message_.gid, message_.gid) != 0 ||
+          ::setresuid(message_.uid, message_.uid, message_.uid) != 0) {
+        return errno;
+      }
+    }
+    if (::chdir(message_.working_directory.c_str()) != 0) {
+      of_directory = true;
+      return errno;
+    }
+    return 0;
+  }
+
+  static void LimitResource(int resource, uint64_t limit) {
+    if (limit == 0) return;
+    // SIGXCPU and SIGXFSZ at the first one; SIGKILL a second later for those who ignore that.
+    const rlimit both{.rlim_cur = limit, .rlim_max = limit + (resource == RLIMIT_CPU ? 1 : 0)};
+    ::setrlimit(static_cast<__rlimit_resource>(resource), &both);
+  }
+
+  // From the bounding set, so that they do not come back with an exec by root.
+  int DropCapabilities() const {
+    if (!capabilities_.has_value()) return 0;
+    for (int capability = 0; capability <= kLastCapability; ++capability) {
+      if (((*capabilities_ >> capability) & 1) != 0) continue;
+      if (::prctl(PR_CAPBSET_READ, capability, 0, 0, 0) <= 0) continue;
+      if (::prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0) return errno;
+    }
+    // Nothing may be handed on to a program by other ways either.
+    ::prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
+    __user_cap_header_struct header{.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
+    std::array<__user_cap_data_struct, 2> sets{};
+    if (::syscall(SYS_capget, &header, sets.data()) != 0) return errno;
+    for (__user_cap_data_struct& set : sets) set.inheritable = 0;
+    return ::syscall(SYS_capset, &header, sets.data()) == 0 ? 0 : errno;
+  }
+
+  const ExecMessage& message_;
+  const Program& program_;
+  const Streams& streams_;
+  const std::optional<uint64_t> capabilities_;
+};
+
+}  // namespace
+
+std::unique_ptr<DirectRunner> DirectRunner::Start(std::optional<uint64_t> capabilities) {
+  std::unique_ptr<DirectRunner> runner(new DirectRunner(capabilities));
+  std::thread([reaper = runner.get()] { reaper->Reap(); }).detach();
+  return runner;
+}
+
+void DirectRunner::Reap() {
+  while (true) {
+    siginfo_t info{};
+    // The process stays a zombie, and its number taken, until it is known whose it was.
+    if (::waitid(P_ALL, 0, &info, WEXITED | WNOWAIT) != 0) {
+      if (errno != ECHILD) continue;
+      std::unique_lock lock(mutex_);
+      const uint64_t seen = forks_;
+      // Orphans arrive without a fork of ours, but only from what was forked here.
+      forked_.wait_for(lock, std::chrono::seconds(1), [&] { return forks_ != seen; });
+      continue;
+    }
+    const std::lock_guard lock(mutex_);
+    Death death;
+    if (::wait4(info.si_pid, &death.status, 0, &death.usage) != info.si_pid) continue;
+    death.when = steady_clock::now();
+    const auto child = children_.find(info.si_pid);
+    if (child == children_.end()) continue;
+    child->second.death = death;
+    const uint64_t one = 1;
+    std::ignore = ::write(child->second.ended, &one, sizeof(one));
+  }
+}
+
+std::optional<Death> DirectRunner::Take(pid_t pid) {
+  const std::lock_guard lock(mutex_);
+  const auto child = children_.find(pid);
+  if (child == children_.end() || !child->second.death.has_value()) return std::nullopt;
+  const std::optional<Death> death = child->second.death;
+  children_.erase(child);
+  return death;
+}
+
+absl::StatusOr<std::unique_ptr<Run>> DirectRunner::Start(const ExecMessage& message,
+                                                         Streams streams) {
+  if (!message.files_in.empty() || !message.files_out.empty()) {
+    return absl::UnimplementedError("files go with a call only where each call starts clean");
+  }
+  const Program program(message);
+  NewProcess process(message, program, streams, capabilities_);
+  UniqueFd ended(::eventfd(0, EFD_CLOEXEC));
+  std::array<int, 2> ends{};
+  if (!ended.valid() || ::pipe2(ends.data(), O_CLOEXEC) != 0) return ErrnoStatus(errno, "pipe");
+  const UniqueFd failure_read(ends[0]);
+  UniqueFd failure_write(ends[1]);
+  const steady_clock::time_point start = steady_clock::now();
+  pid_t pid = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    pid = ::fork();
+    if (pid == 0) process.Become(failure_write.get());
+    if (pid < 0) return ErrnoStatus(errno, "start a process in the sandbox");
+    children_[pid].ended = ended.get();
+    ++forks_;
+  }
+  forked_.notify_all();
+  failure_write.Reset();
+  // Ends when the program runs, which closes the pipe.
+  StartFailure failure;
+  ssize_t got = 0;
+  do {
+    got = ::read(failure_read.get(), &failure, sizeof(failure));
+  } while (got < 0 && errno == EINTR);
+  return std::make_unique<DirectRun>(*this, pid, std::move(ended), failure, start);
+}
+
+}  // namespace lamina::agent

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One process on one connection: its streams and signals go over it until it has ended.
+#ifndef LAMINA_BACKENDS_AGENT_EXEC_CONNECTION_H_
+#define LAMINA_BACKENDS_AGENT_EXEC_CONNECTION_H_
+
+#include <array>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "backends/agent/frame.h"
+#include "backends/agent/runner.h"
+#include "chunkstore/base/file.h"
+
+namespace lamina::agent {
+
+class ExecConnection {
+ public:
+  ExecConnection(int socket, Runner& runner) : socket_(socket), runner_(runner) {}
+
+  // Starts the process and serves it to its end, or until the other side has gone: then it is
+  // killed. `state` gets what came from kStateDescriptor if `with_state`.
+  absl::Status Serve(const ExecMessage& message, bool with_state, std::string& state);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  absl::StatusOr<Streams> MakePipes(const ExecMessage& message, bool with_state);
+  absl::Status Loop();
+  absl::Status TakeFrame();
+  void TakeOutput(UniqueFd& pipe, std::optional<FrameType> stream);
+  void FeedStdin();
+  absl::Status Flush();
+  void KillFor(Ending reason);
+  int PollTimeout() const;
+
+  const int socket_;
+  Runner& runner_;
+  std::unique_ptr<Run> run_;
+  UniqueFd stdin_;
+  UniqueFd stdout_;
+  UniqueFd stderr_;
+  UniqueFd state_;
+  std::string stdin_bytes_;  // not yet taken by the process
+  bool stdin_ends_ = false;
+  std::string out_;  // not yet taken by the other side
+  std::string* state_bytes_ = nullptr;
+  uint64_t output_bytes_ = 0;
+  uint64_t output_limit_ = 0;
+  std::optional<Clock::time_point> deadline_;
+  std::optional<Ending> killed_for_;
+};
+
+}  // namespace lamina::agent
+
+#endif  // LAMINA_BACKENDS_AGENT_EXEC_CONNECTION_H_

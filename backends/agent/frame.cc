@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/agent/frame.h"
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+namespace lamina::agent {
+namespace {
+
+absl::Status SocketError(int error, std::string_view what) {
+  if (error == EPIPE || error == ECONNRESET) {
+    return absl::UnavailableError(fmt::format("{}: the other end is gone", what));
+  }
+  return ErrnoStatus(error, what);
+}
+
+absl::Status ReadAll(int socket, char* into, size_t size) {
+  while (size > 0) {
+    const ssize_t got = ::recv(socket, into, size, 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return SocketError(errno, "receive");
+    if (got == 0) return absl::UnavailableError("receive: the other end is gone");
+    into += got;
+    size -= static_cast<size_t>(got);
+  }
+  return absl::OkStatus();
+}
+
+std::array<char, kFrameHeader> Header(FrameType type, size_t size) {
+  std::array<char, kFrameHeader> header{};
+  for (size_t byte = 0; byte < 4; ++byte) header[byte] = static_cast<char>(size >> (8 * byte));
+  header[4] = static_cast<char>(type);
+  return header;
+}
+
+}  // namespace
+
+void AppendFrame(std::string& bytes, FrameType type, std::string_view content) {
+  const std::array<char, kFrameHeader> header = Header(type, content.size());
+  bytes.append(header.data(), header.size());
+  bytes.append(content);
+}
+
+absl::Status WriteFrame(int socket, FrameType type, std::string_view content) {
+  if (content.size() > kMaxFrame) {
+    return absl::ResourceExhaustedError(
+        fmt::format("a message of {} bytes: at most {} are allowed", content.size(), kMaxFrame));
+  }
+  std::array<char, kFrameHeader> header = Header(type, content.size());
+  std::array<iovec, 2> parts{iovec{header.data(), header.size()},
+                             iovec{const_cast<char*>(content.data()), content.size()}};
+  msghdr message{};
+  message.msg_iov = parts.data();
+  message.msg_iovlen = parts.size();
+  while (message.msg_iovlen > 0) {
+    const ssize_t sent = ::sendmsg(socket, &message, MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0) return SocketError(errno, "send");
+    auto left = static_cast<size_t>(sent);
+    while (message.msg_iovlen > 0 && left >= message.msg_iov->iov_len) {
+      left -= message.msg_iov->iov_len;
+      ++message.msg_iov;
+      --message.msg_iovlen;
+    }
+    if (message.msg_iovlen > 0) {
+      message.msg_iov->iov_base = static_cast<char*>(message.msg_iov->iov_base) + left;
+      message.msg_iov->iov_len -= left;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Frame> ReadFrame(int socket) {
+  std::array<char, kFrameHeader> header{};
+  RETURN_IF_ERROR(ReadAll(socket, header.data(), header.size()));
+  uint32_t size = 0;
+  for (size_t byte = 0; byte < 4; ++byte) {
+    size |= static_cast<uint32_t>(static_cast<unsigned char>(header[byte])) << (8 * byte);
+  }
+  if (size > kMaxFrame) {
+    return absl::DataLossError(fmt::format("a frame says it has {} bytes", size));
+  }
+  Frame frame;
+  frame.type = static_cast<FrameType>(static_cast<unsigned char>(header[4]));
+  frame.content.resize(size);
+  RETURN_IF_ERROR(ReadAll(socket, frame.content.data(), size));
+  return frame;
+}
+
+FieldWriter& FieldWriter::Number(uint64_t value) {
+  for (int byte = 0; byte < 8; ++byte) bytes_.push_back(static_cast<char>(value >> (8 * byte)));
+  return *this;
+}
+
+FieldWriter& FieldWriter::Text(std::string_view value) {
+  Number(value.size());
+  bytes_.append(value);
+  return *this;
+}
+
+FieldWriter& FieldWriter::Texts(const std::vector<std::string>& values) {
+  Number(values.size());
+  for (const std::string& value : values) Text(value);
+  return *this;
+}
+
+std::string_view FieldReader::Take(uint64_t size) {
+  if (!good_ || size > rest_.size()) {
+    good_ = false;
+    return {};
+  }
+  const std::string_view taken = rest_.substr(0, size);
+  rest_.remove_prefix(size);
+  return taken;
+}
+
+uint64_t FieldReader::Number() {
+  uint64_t value = 0;
+  int shift = 0;
+  for (const char byte : Take(8)) {
+    value |= static_cast<uint64_t>(static_cast<unsigned char>(byte)) << shift;
+    shift += 8;
+  }
+  return value;
+}
+
+std::string_view FieldReader::Text() { return Take(Number()); }
+
+std::vector<std::string> FieldReader::Texts() {
+  const uint64_t count = Number();
+  // Each has at least its length: more than that is a lie, and must not be reserved.
+  if (count > rest_.size() / 8) good_ = false;
+  std::vector<std::string> values;
+  for (uint64_t index = 0; good_ && index < count; ++index) values.emplace_back(Text());
+  return values;
+}
+
+absl::Status FieldReader::Finish(std::string_view what) const {
+  if (good_ && rest_.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(fmt::format(
+      "{}: {}", what, good_ ? fmt::format("{} bytes too many", rest_.size()) : "cut short"));
+}
+
+}  // namespace lamina::agent

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The bytes of the agent's protocol (PROTOCOL.md): frames on a stream, and fields in a frame. Both
+// ends take the other one for hostile: an agent may have been broken by what runs beside it, and so
+// every length is checked before it is used.
+#ifndef LAMINA_BACKENDS_AGENT_FRAME_H_
+#define LAMINA_BACKENDS_AGENT_FRAME_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "chunkstore/base/status.h"
+
+namespace lamina::agent {
+
+// A frame's content is not longer; whoever gets more ends the connection.
+inline constexpr uint32_t kMaxFrame = 8 << 20;
+// Output and file content come in pieces of up to this.
+inline constexpr size_t kPiece = 64 << 10;
+inline constexpr size_t kFrameHeader = 5;
+
+enum class FrameType : uint8_t {
+  // To the agent. The first frame of a connection says what it is for.
+  kExec = 1,
+  kStdin = 2,
+  kStdinEnd = 3,
+  kSignal = 4,
+  kPutTree = 5,
+  kGetTree = 6,
+  kInfo = 7,
+  kCloseSession = 8,
+  // From the agent.
+  kStarted = 32,
+  kStdout = 33,
+  kStderr = 34,
+  kEnded = 35,
+  kError = 36,
+  kDone = 37,
+  kInfoReply = 38,
+  // A tree, either way.
+  kEntry = 64,
+  kData = 65,
+  kTreeEnd = 66,
+};
+
+struct Frame {
+  FrameType type = FrameType::kError;
+  std::string content;
+};
+
+// Appends one frame's bytes; `content` must not be longer than kMaxFrame.
+void AppendFrame(std::string& bytes, FrameType type, std::string_view content);
+
+// Writes one frame, whole. Blocks; kUnavailable if the other end is gone.
+absl::Status WriteFrame(int socket, FrameType type, std::string_view content);
+// Reads one frame. kUnavailable at the end of the stream, before or in a frame; kDataLoss if it is
+// longer than kMaxFrame.
+absl::StatusOr<Frame> ReadFrame(int socket);
+
+// Appends fields: integers little-endian, text and lists with their length in front.
+class FieldWriter {
+ public:
+  FieldWriter& Number(uint64_t value);
+  FieldWriter& Text(std::string_view value);
+  FieldWriter& Texts(const std::vector<std::string>& values);
+  std::string Take() { return std::move(bytes_); }
+
+ private:
+  std::string bytes_;
+};
+
+// Reads what FieldWriter wrote. After the first mistake every read gives nothing; Finish says so.
+class FieldReader {
+ public:
+  explicit FieldReader(std::string_view bytes) : rest_(bytes) {}
+
+  uint64_t Number();
+  std::string_view Text();  // a part of the bytes given
+  std::vector<std::string> Texts();
+  // kInvalidArgument unless all fields were there and nothing is left.
+  absl::Status Finish(std::string_view what) const;
+
+ private:
+  std::string_view Take(uint64_t size);
+
+  std::string_view rest_;
+  bool good_ = true;
+};
+
+}  // namespace lamina::agent
+
+#endif  // LAMINA_BACKENDS_AGENT_FRAME_H_

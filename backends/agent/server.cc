@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/agent/server.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <optional>
+#include <system_error>
+#include <thread>
+
+#include "backends/agent/exec_connection.h"
+#include "backends/agent/frame.h"
+#include "backends/agent/tree.h"
+
+namespace lamina::agent {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr int kMaxConnections = 512;
+constexpr int64_t kLongestWait = 60'000;
+
+milliseconds Since(std::chrono::steady_clock::time_point time) {
+  return std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - time);
+}
+
+}  // namespace
+
+Server::Server(UniqueFd listener, Runner& runner, ServerOptions options)
+    : listener_(std::move(listener)), runner_(runner), options_(options) {}
+
+milliseconds Server::IdleFor() {
+  const std::lock_guard lock(mutex_);
+  return running_ > 0 ? milliseconds(0) : Since(last_used_);
+}
+
+void Server::Used() {
+  const std::lock_guard lock(mutex_);
+  last_used_ = Clock::now();
+}
+
+absl::Status Server::Serve() {
+  while (true) {
+    int64_t wait = kLongestWait;
+    if (options_.ttl.count() > 0) {
+      wait = std::min<int64_t>(wait, (options_.ttl - Since(start_)).count());
+    }
+    if (options_.idle_ttl.count() > 0) {
+      wait = std::min<int64_t>(wait, (options_.idle_ttl - IdleFor()).count());
+    }
+    if (wait <= 0) return absl::OkStatus();
+    pollfd waits{.fd = listener_.get(), .events = POLLIN};
+    const int ready = ::poll(&waits, 1, static_cast<int>(wait));
+    if (ready < 0 && errno != EINTR) return ErrnoStatus(errno, "poll");
+    if (ready <= 0) continue;
+    UniqueFd connection(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!connection.valid()) {
+      if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+        ::poll(nullptr, 0, 50);  // it stays in the queue
+        continue;
+      }
+      if (errno == EINTR || errno == ECONNABORTED || errno == EAGAIN) continue;
+      return ErrnoStatus(errno, "accept");
+    }
+    if (connections_ >= kMaxConnections || !AllowPeer(connection.get())) continue;
+    ++connections_;
+    try {
+      std::thread([this, fd = connection.get()] { Handle(fd); }).detach();
+      connection.Release();
+    } catch (const std::system_error& error) {
+      // What runs in the sandbox has taken all processes that it may have.
+      --connections_;
+      WriteFrame(connection.get(), FrameType::kError,
+                 Encode(ErrnoStatus(error.code().value(), "the sandbox has no process left")))
+          .IgnoreError();
+    }
+  }
+}
+
+bool Server::AllowPeer(int connection) const {
+  if (!options_.only_outside_peers) return true;
+  ucred peer{};
+  socklen_t size = sizeof(peer);
+  // 0: it has no number in this PID namespace (Linux, net/core/sock.c, cred_to_ucred).
+  return ::getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.pid == 0;
+}
+
+void Server::Handle(int connection) {
+  const UniqueFd owned(connection);
+  if (const absl::Status done = Answer(connection); !done.ok()) {
+    WriteFrame(connection, FrameType::kError, Encode(done)).IgnoreError();
+    // Closing with unread bytes would drop what was just written.
+    ::shutdown(connection, SHUT_WR);
+  }
+  --connections_;
+}
+
+absl::Status Server::Answer(int connection) {
+  ASSIGN_OR_RETURN(const Frame frame, ReadFrame(connection));
+  switch (frame.type) {
+    case FrameType::kExec: {
+      ASSIGN_OR_RETURN(ExecMessage message, DecodeExec(frame.content));
+      {
+        const std::lock_guard lock(mutex_);
+        ++running_;
+      }
+      const absl::Status done = Exec(connection, std::move(message));
+      const std::lock_guard lock(mutex_);
+      --running_;
+      last_used_ = Clock::now();
+      return done;
+    }
+    case FrameType::kPutTree:
+      return PutTree(connection, frame.content);
+    case FrameType::kGetTree:
+      return GetTree(connection, frame.content);
+    case FrameType::kInfo:
+      return Info(connection);
+    case FrameType::kCloseSession:
+      RETURN_IF_ERROR(sessions_.Close(frame.content));
+      return WriteFrame(connection, FrameType::kDone, "");
+    default:
+      return absl::InvalidArgumentError(
+          fmt::format("frame {} is no request", static_cast<int>(frame.type)));
+  }
+}
+
+absl::Status Server::Exec(int connection, ExecMessage message) {
+  const std::string session = message.session;
+  std::string state;
+  if (session.empty()) {
+    return ExecConnection(connection, runner_).Serve(message, /*with_state=*/false, state);
+  }
+  if (!options_.sessions) {
+    return absl::UnimplementedError("calls have no sessions: each starts clean");
+  }
+  ASSIGN_OR_RETURN(message, sessions_.Begin(std::move(message)));
+  const absl::Status done =
+      ExecConnection(connection, runner_).Serve(message, /*with_state=*/true, state);
+  sessions_.End(session, std::move(state));
+  return done;
+}
+
+absl::Status Server::PutTree(int connection, std::string_view content) {
+  if (!options_.files) return absl::UnimplementedError("calls have files of their own only");
+  ASSIGN_OR_RETURN(const TreeMessage message, DecodeTree(content));
+  RETURN_IF_ERROR(ReceiveTree(connection, message.path,
+                              {.max_bytes = message.limit,
+                               .owner = Owner{.uid = message.uid, .gid = message.gid}})
+                      .status(),
+                  "put {}", message.path);
+  Used();
+  return WriteFrame(connection, FrameType::kDone, "");
+}
+
+absl::Status Server::GetTree(int connection, std::string_view content) {
+  if (!options_.files) return absl::UnimplementedError("calls have files of their own only");
+  ASSIGN_OR_RETURN(const TreeMessage message, DecodeTree(content));
+  RETURN_IF_ERROR(SendTree(connection, message.path).status(), "get {}", message.path);
+  Used();
+  return absl::OkStatus();
+}
+
+absl::Status Server::Info(int connection) {
+  InfoMessage info{.uptime_ms = static_cast<uint64_t>(Since(start_).count()),
+                   .idle_ms = static_cast<uint64_t>(IdleFor().count()),
+                   .sessions = sessions_.Names()};
+  {
+    const std::lock_guard lock(mutex_);
+    info.running = static_cast<uint64_t>(running_);
+  }
+  return WriteFrame(connection, FrameType::kInfoReply, Encode(info));
+}
+
+}  // namespace lamina::agent

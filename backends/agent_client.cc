@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/agent_client.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "backends/agent/frame.h"
+#include "backends/agent/tree.h"
+#include "fs/engine/socket.h"
+
+namespace lamina::backends {
+namespace {
+
+using agent::Frame;
+using agent::FrameType;
+using agent::ReadFrame;
+using agent::WriteFrame;
+
+absl::StatusOr<UniqueFd> Connect(const std::string& directory) {
+  return fs::ConnectUnix(directory, kAgentSocket);
+}
+
+// What the agent says when our writing failed: the reason, if it gave one.
+absl::Status WhyWriteFailed(int socket, absl::Status failed) {
+  const absl::StatusOr<Frame> said = ReadFrame(socket);
+  if (said.ok() && said->type == FrameType::kError) return agent::DecodeError(said->content);
+  return failed;
+}
+
+absl::StatusOr<Frame> ReadAnswer(int socket, FrameType expected) {
+  ASSIGN_OR_RETURN(Frame frame, ReadFrame(socket), "agent");
+  if (frame.type == FrameType::kError) return agent::DecodeError(frame.content);
+  if (frame.type != expected) {
+    return absl::DataLossError(
+        fmt::format("agent: frame {} was not expected", static_cast<int>(frame.type)));
+  }
+  return frame;
+}
+
+ExecEnding ToEnding(agent::Ending ending) {
+  switch (ending) {
+    case agent::Ending::kExited:
+      return ExecEnding::kExited;
+    case agent::Ending::kSignalled:
+      return ExecEnding::kSignalled;
+    case agent::Ending::kTimeLimit:
+      return ExecEnding::kTimeLimit;
+    case agent::Ending::kMemoryLimit:
+      return ExecEnding::kMemoryLimit;
+    case agent::Ending::kOutputLimit:
+      return ExecEnding::kOutputLimit;
+    case agent::Ending::kForbiddenCall:
+      return ExecEnding::kForbiddenCall;
+    case agent::Ending::kCannotStart:
+      return ExecEnding::kCannotStart;
+  }
+  return ExecEnding::kSandboxDied;
+}
+
+// One exec on its connection.
+class Execution {
+ public:
+  Execution(int socket, const ExecRequest& request)
+      : socket_(socket), request_(request), stdin_text_(request.stdin_text) {}
+
+  absl::StatusOr<ExecResult> Run() {
+    if (request_.stdin_fd < 0) stdin_open_ = !stdin_text_.empty();
+    while (true) {
+      const bool from_text = stdin_open_ && request_.stdin_fd < 0;
+      std::array<pollfd, 3> waits{
+          pollfd{socket_, static_cast<short>(POLLIN | (from_text ? POLLOUT : 0))},
+          pollfd{stdin_open_ && !from_text ? request_.stdin_fd : -1, POLLIN},
+          pollfd{request_.signal_fd, POLLIN},
+      };
+      if (::poll(waits.data(), waits.size(), -1) < 0) {
+        if (errno == EINTR) continue;
+        return ErrnoStatus(errno, "poll");
+      }
+      // What we send may fail because the agent has ended; what it said before is still there.
+      if (waits[2].revents != 0) SendSignal();
+      if (from_text && (waits[0].revents & POLLOUT) != 0) SendText();
+      if (waits[1].revents != 0) SendFromDescriptor();
+      if ((waits[0].revents & (POLLIN | POLLHUP | POLLERR)) == 0) continue;
+      ASSIGN_OR_RETURN(const bool ended, TakeFrame());
+      if (ended) return std::move(result_);
+    }
+  }
+
+ private:
+  void Send(FrameType type, std::string_view content) {
+    if (!WriteFrame(socket_, type, content).ok()) stdin_open_ = false;
+  }
+  void SendSignal() {
+    const int signal = request_.next_signal ? request_.next_signal() : 0;
+    if (signal > 0) {
+      Send(FrameType::kSignal, agent::FieldWriter().Number(static_cast<uint64_t>(signal)).Take());
+    }
+  }
+  void SendText() {
+    const std::string_view piece = stdin_text_.substr(0, agent::kPiece);
+    Send(FrameType::kStdin, piece);
+    stdin_text_.remove_prefix(piece.size());
+    if (stdin_text_.empty()) EndStdin();
+  }
+  void SendFromDescriptor() {
+    std::array<char, agent::kPiece> piece;
+    const ssize_t got = ::read(request_.stdin_fd, piece.data(), piece.size());
+    if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
+    if (got <= 0) return EndStdin();
+    Send(FrameType::kStdin, {piece.data(), static_cast<size_t>(got)});
+  }
+  void EndStdin() {
+    if (stdin_open_) Send(FrameType::kStdinEnd, "");
+    stdin_open_ = false;
+  }
+
+  void Keep(Stream stream, std::string_view bytes) {
+    if (request_.on_output) request_.on_output(stream, bytes);
+    std::string& kept =
+        stream == Stream::kStdout ? result_.standard_output : result_.standard_error;
+    const uint64_t room =
+        request_.kept_output - std::min<uint64_t>(request_.kept_output, kept.size());
+    kept.append(bytes.substr(0, room));
+    seen_bytes_ += bytes.size();
+  }
+
+  // True if that was the end.
+  absl::StatusOr<bool> TakeFrame() {
+    absl::StatusOr<Frame> frame = ReadFrame(socket_);
+    if (absl::IsUnavailable(frame.status())) {
+      result_.ending = ExecEnding::kSandboxDied;
+      result_.signal = SIGKILL;
+      result_.output_bytes = seen_bytes_;
+      result_.detail = "the sandbox ended while the program ran";
+      return true;
+    }
+    RETURN_IF_ERROR(frame.status(), "agent");
+    switch (frame->type) {
+      case FrameType::kStarted:
+        return false;
+      case FrameType::kStdout:
+        Keep(Stream::kStdout, frame->content);
+        return false;
+      case FrameType::kStderr:
+        Keep(Stream::kStderr, frame->content);
+        return false;
+      case FrameType::kEnded:
+        RETURN_IF_ERROR(TakeEnd(frame->content));
+        return true;
+      case FrameType::kError:
+        return agent::DecodeError(frame->content);
+      default:
+        return absl::DataLossError(
+            fmt::format("agent: frame {} was not expected", static_cast<int>(frame->type)));
+    }
+  }
+
+  absl::Status TakeEnd(std::string_view content) {
+    ASSIGN_OR_RETURN(agent::EndedMessage ended, agent::DecodeEnded(content), "agent");
+    result_.ending = ToEnding(ended.ending);
+    if (result_.ending == ExecEnding::kExited) {
+      result_.exit_code = ended.code;
+    } else if (result_.ending == ExecEnding::kCannotStart) {
+      result_.exit_code = ended.code == ENOENT || ended.code == ENOTDIR ? 127 : 126;
+    } else {
+      result_.signal = ended.code;
+    }
+    result_.wall_time = std::chrono::microseconds(ended.wall_us);
+    result_.cpu_time = std::chrono::microseconds(ended.cpu_us);
+    result_.peak_memory = ended.peak_bytes;
+    result_.output_bytes = ended.output_bytes;
+    result_.detail = std::move(ended.detail);
+    result_.files_out = std::move(ended.files_out);
+    return absl::OkStatus();
+  }
+
+  const int socket_;
+  const ExecRequest& request_;
+  std::string_view stdin_text_;
+  bool stdin_open_ = true;
+  uint64_t seen_bytes_ = 0;
+  ExecResult result_;
+};
+
+CopyCount ToCount(const agent::TreeCount& count) {
+  return {.entries = count.entries, .bytes = count.bytes, .skipped = count.skipped};
+}
+
+}  // namespace
+
+bool AgentListens(const std::string& directory) { return Connect(directory).ok(); }
+
+absl::StatusOr<ExecResult> AgentExec(const std::string& directory,
+                                     const agent::ExecMessage& message,
+                                     const ExecRequest& request) {
+  ASSIGN_OR_RETURN(const UniqueFd socket, Connect(directory));
+  RETURN_IF_ERROR(WriteFrame(socket.get(), FrameType::kExec, agent::Encode(message)), "agent");
+  return Execution(socket.get(), request).Run();
+}
+
+absl::StatusOr<agent::InfoMessage> AgentInfo(const std::string& directory) {
+  ASSIGN_OR_RETURN(const UniqueFd socket, Connect(directory));
+  RETURN_IF_ERROR(WriteFrame(socket.get(), FrameType::kInfo, ""), "agent");
+  ASSIGN_OR_RETURN(const Frame frame, ReadAnswer(socket.get(), FrameType::kInfoReply));
+  return agent::DecodeInfo(frame.content);
+}
+
+absl::Status AgentCloseSession(const std::string& directory, const std::string& name) {
+  ASSIGN_OR_RETURN(const UniqueFd socket, Connect(directory));
+  RETURN_IF_ERROR(WriteFrame(socket.get(), FrameType::kCloseSession, name), "agent");
+  return ReadAnswer(socket.get(), FrameType::kDone).status();
+}
+
+absl::StatusOr<CopyCount> AgentPut(const std::string& directory, const agent::TreeMessage& tree,
+                                   const std::string& from) {
+  ASSIGN_OR_RETURN(const UniqueFd socket, Connect(directory));
+  RETURN_IF_ERROR(WriteFrame(socket.get(), FrameType::kPutTree, agent::Encode(tree)), "agent");
+  absl::StatusOr<agent::TreeCount> sent = agent::SendTree(socket.get(), from);
+  if (absl::IsUnavailable(sent.status())) return WhyWriteFailed(socket.get(), sent.status());
+  RETURN_IF_ERROR(sent.status());
+  RETURN_IF_ERROR(ReadAnswer(socket.get(), FrameType::kDone).status());
+  return ToCount(*sent);
+}
+
+absl::Status AgentPutFile(const std::string& directory, const agent::TreeMessage& tree,
+                          std::string_view content, uint32_t mode) {
+  ASSIGN_OR_RETURN(const UniqueFd socket, Connect(directory));
+  RETURN_IF_ERROR(WriteFrame(socket.get(), FrameType::kPutTree, agent::Encode(tree)), "agent");
+  const absl::Status sent = agent::SendFile(socket.get(), content, mode);
+  if (absl::IsUnavailable(sent)) return WhyWriteFailed(socket.get(), sent);
+  RETURN_IF_ERROR(sent);
+  return ReadAnswer(socket.get(), FrameType::kDone).status();
+}
+
+absl::StatusOr<CopyCount> AgentGet(const std::string& directory, const std::string& path,
+                                   const std::string& to, uint64_t max_bytes) {
+  ASSIGN_OR_RETURN(const UniqueFd socket, Connect(directory));
+  RETURN_IF_ERROR(WriteFrame(socket.get(), FrameType::kGetTree,
+                             agent::Encode(agent::TreeMessage{.path = path})),
+                  "agent");
+  ASSIGN_OR_RETURN(const agent::TreeCount count,
+                   agent::ReceiveTree(socket.get(), to, {.max_bytes = max_bytes}));
+  return ToCount(count);
+}
+
+absl::StatusOr<std::string> AgentGetFile(const std::string& directory, const std::string& path,
+                                         uint64_t max_bytes) {
+  ASSIGN_OR_RETURN(const UniqueFd socket, Connect(directory));
+  RETURN_IF_ERROR(WriteFrame(socket.get(), FrameType::kGetTree,
+                             agent::Encode(agent::TreeMessage{.path = path})),
+                  "agent");
+  return agent::ReceiveFile(socket.get(), max_bytes);
+}
+
+}  // namespace lamina::backends

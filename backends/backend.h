@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What makes one kind of sandbox. The launcher has mounted the image and listens on the agent's socket;
+// a backend starts what answers there.
+#ifndef LAMINA_BACKENDS_BACKEND_H_
+#define LAMINA_BACKENDS_BACKEND_H_
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backends/record.h"
+#include "backends/sandbox.h"
+
+namespace lamina::backends {
+
+struct StartRequest {
+  std::string directory;  // of the sandbox, see record.h
+  std::string rootfs;     // the mounted image
+  std::string helpers;    // directory with the programs lamina-agent and lamina-fncall
+  int listener = -1;      // listening socket
+  uint32_t warm = 0;      // SandboxOptions::warm
+};
+
+// Stateless; thread-safe.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual std::string_view name() const = 0;
+  // One line for people: how strong it is and what it is for.
+  virtual std::string_view description() const = 0;
+  virtual Capabilities capabilities() const = 0;
+  // OK if it can run on this machine; else says what is missing.
+  virtual absl::Status Available() const = 0;
+  // Starts the sandbox of the record, in the control group `record.cgroup` with `record.limits`, and
+  // sets record.first_process. After an error the caller removes the control group.
+  virtual absl::Status Start(const StartRequest& request, Record& record) const = 0;
+};
+
+// All of them, and one by its name; kInvalidArgument, naming those there are, for others.
+const std::vector<const Backend*>& Backends();
+absl::StatusOr<const Backend*> FindBackend(std::string_view name);
+
+std::unique_ptr<Backend> MakeContainerBackend();
+std::unique_ptr<Backend> MakeFnCallBackend();
+
+// What a task needs of its sandbox.
+struct TaskNeeds {
+  bool stateless = false;   // one program, with files in and out
+  bool own_kernel = false;  // isolation by a kernel of its own
+  bool root = false;        // programs are root
+  bool state = false;       // sessions, pause, snapshots or files that stay
+};
+struct Choice {
+  const Backend* backend = nullptr;
+  std::string reason;
+};
+// The weakest backend that is enough and can run here; kFailedPrecondition if none is.
+absl::StatusOr<Choice> ChooseBackend(const TaskNeeds& needs);
+
+}  // namespace lamina::backends
+
+#endif  // LAMINA_BACKENDS_BACKEND_H_

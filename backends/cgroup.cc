@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/cgroup.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <filesystem>
+#include <set>
+#include <sstream>
+
+#include "backends/agent/pseudo_file.h"
+
+namespace lamina::backends {
+namespace {
+
+namespace fs = std::filesystem;
+using agent::ReadPseudoFile;
+using std::chrono::steady_clock;
+
+constexpr std::string_view kRoot = "/sys/fs/cgroup";
+constexpr std::chrono::seconds kPatience{10};
+constexpr uint64_t kCpuPeriod = 100'000;  // microseconds
+// Those of version 1 that are used.
+constexpr const char* kControllers[] = {"memory", "cpu", "cpuacct", "pids", "freezer"};
+
+bool Exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
+
+// Waits until `done`; false if that takes too long.
+template <typename Condition>
+bool WaitFor(Condition done) {
+  const auto deadline = steady_clock::now() + kPatience;
+  int pause_ms = 0;
+  while (!done()) {
+    if (steady_clock::now() > deadline) return false;
+    ::poll(nullptr, 0, pause_ms);
+    pause_ms = std::min(pause_ms + 1, 10);
+  }
+  return true;
+}
+
+absl::Status WriteText(const std::string& path, std::string_view text) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  if (fd < 0) return ErrnoStatus(errno, "open " + path);
+  const UniqueFd owned(fd);
+  if (::write(fd, text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
+    return ErrnoStatus(errno, fmt::format("write {} to {}", text, path));
+  }
+  return absl::OkStatus();
+}
+
+// Version 2: a group has a controller only if the one above hands it down.
+void HandDown(const std::string& directory) {
+  for (const char* controller : {"+memory", "+cpu", "+pids"}) {
+    WriteText(directory + "/cgroup.subtree_control", controller).IgnoreError();
+  }
+}
+
+absl::Status MakeDirectories(const std::string& root, const std::string& name, bool hand_down) {
+  std::string path = root;
+  std::istringstream parts(name);
+  std::string part;
+  while (std::getline(parts, part, '/')) {
+    if (hand_down) HandDown(path);
+    path += "/" + part;
+    if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) {
+      return ErrnoStatus(errno, "make control group " + path);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckName(const std::string& name) {
+  if (name.empty() || name.starts_with('/') || name.find("..") != std::string::npos) {
+    return absl::InvalidArgumentError(fmt::format("'{}' is no name of a control group", name));
+  }
+  return absl::OkStatus();
+}
+
+// Groups inside first.
+absl::Status RemoveTree(const std::string& directory) {
+  std::error_code error;
+  for (fs::directory_iterator entry(directory, error), end; !error && entry != end;
+       entry.increment(error)) {
+    if (entry->is_directory(error)) RETURN_IF_ERROR(RemoveTree(entry->path()));
+  }
+  // Its processes may be on their way out still.
+  int failed = 0;
+  const bool removed = WaitFor([&] {
+    if (::rmdir(directory.c_str()) == 0 || errno == ENOENT) return true;
+    failed = errno;
+    return failed != EBUSY;
+  });
+  if (removed && !Exists(directory)) return absl::OkStatus();
+  return ErrnoStatus(failed, "remove control group " + directory);
+}
+
+void CollectProcesses(const std::string& directory, std::set<pid_t>& found) {
+  std::istringstream lines(ReadPseudoFile(directory + "/cgroup.procs"));
+  pid_t pid = 0;
+  while (lines >> pid) {
+    if (pid > 0) found.insert(pid);
+  }
+  std::error_code error;
+  for (fs::directory_iterator entry(directory, error), end; !error && entry != end;
+       entry.increment(error)) {
+    if (entry->is_directory(error)) CollectProcesses(entry->path(), found);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<int> Cgroup::Version() {
+  if (Exists(fmt::format("{}/memory/memory.limit_in_bytes", kRoot)) ||
+      Exists(fmt::format("{}/memory/cgroup.procs", kRoot))) {
+    return 1;
+  }
+  if (Exists(fmt::format("{}/cgroup.controllers", kRoot))) return 2;
+  return absl::FailedPreconditionError(fmt::format("no control groups are mounted at {}", kRoot));
+}
+
+absl::StatusOr<Cgroup> Cgroup::Of(const std::string& name) {
+  RETURN_IF_ERROR(CheckName(name));
+  ASSIGN_OR_RETURN(const int version, Version());
+  std::map<std::string, std::string> directories;
+  if (version == 2) {
+    directories[""] = fmt::format("{}/{}", kRoot, name);
+  } else {
+    for (const char* controller : kControllers) {
+      const std::string tree = fmt::format("{}/{}", kRoot, controller);
+      if (Exists(tree + "/cgroup.procs")) directories[controller] = tree + "/" + name;
+    }
+  }
+  return Cgroup(version, std::move(directories));
+}
+
+absl::StatusOr<Cgroup> Cgroup::Create(const std::string& name, const Limits& limits) {
+  ASSIGN_OR_RETURN(Cgroup group, Of(name));
+  for (const auto& [controller, directory] : group.directories_) {
+    RETURN_IF_ERROR(MakeDirectories(directory.substr(0, directory.size() - name.size() - 1), name,
+                                    group.version_ == 2));
+  }
+  RETURN_IF_ERROR(group.Limit(limits), "control group {}", name);
+  return group;
+}
+
+std::string Cgroup::File(std::string_view controller, std::string_view file) const {
+  const auto directory = directories_.find(version_ == 2 ? "" : std::string(controller));
+  if (directory == directories_.end()) return "";
+  return fmt::format("{}/{}", directory->second, file);
+}
+
+absl::Status Cgroup::Write(std::string_view controller, std::string_view file,
+                           std::string_view text) const {
+  const std::string path = File(controller, file);
+  if (path.empty() || !Exists(path)) {
+    return absl::UnimplementedError(
+        fmt::format("this machine has no control of {} ({})", controller, file));
+  }
+  return WriteText(path, text);
+}
+
+uint64_t Cgroup::ReadNumber(std::string_view controller, std::string_view file,
+                            std::string_view key) const {
+  std::istringstream words(ReadPseudoFile(File(controller, file)));
+  std::string word;
+  uint64_t value = 0;
+  if (key.empty()) return words >> value ? value : 0;
+  while (words >> word) {
+    if (word == key) return words >> value ? value : 0;
+  }
+  return 0;
+}
+
+absl::Status Cgroup::Limit(const Limits& limits) const {
+  const bool v2 = version_ == 2;
+  if (limits.memory_bytes > 0) {
+    const std::string bytes = std::to_string(limits.memory_bytes);
+    RETURN_IF_ERROR(Write("memory", v2 ? "memory.max" : "memory.limit_in_bytes", bytes));
+    // Swap counts as well, where it is counted at all.
+    const absl::Status swap = v2 ? Write("memory", "memory.swap.max", "0")
+                                 : Write("memory", "memory.memsw.limit_in_bytes", bytes);
+    if (!swap.ok() && !absl::IsUnimplemented(swap)) return swap;
+  }
+  if (limits.processes > 0) {
+    RETURN_IF_ERROR(Write("pids", "pids.max", std::to_string(limits.processes)));
+  }
+  if (limits.cpu_millis > 0) {
+    const uint64_t quota = limits.cpu_millis * (kCpuPeriod / 1000);
+    if (v2) return Write("cpu", "cpu.max", fmt::format("{} {}", quota, kCpuPeriod));
+    RETURN_IF_ERROR(Write("cpu", "cpu.cfs_period_us", std::to_string(kCpuPeriod)));
+    return Write("cpu", "cpu.cfs_quota_us", std::to_string(quota));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Cgroup::Add(pid_t process) const {
+  for (const auto& [controller, directory] : directories_) {
+    RETURN_IF_ERROR(WriteText(directory + "/cgroup.procs", std::to_string(process)));
+  }
+  return absl::OkStatus();
+}
+
+std::string Cgroup::MemoryEventsFile() const {
+  // Local: not of groups below, as with version 1.
+  return File("memory", version_ == 2 ? "memory.events.local" : "memory.oom_control");
+}
+std::string Cgroup::MemoryPeakFile() const {
+  return File("memory", version_ == 2 ? "memory.peak" : "memory.max_usage_in_bytes");
+}
+std::string Cgroup::MemoryUsageFile() const {
+  return File("memory", version_ == 2 ? "memory.current" : "memory.usage_in_bytes");
+}
+
+uint64_t Cgroup::MemoryKills() const {
+  return version_ == 2 ? ReadNumber("memory", "memory.events.local", "oom_kill")
+                       : ReadNumber("memory", "memory.oom_control", "oom_kill");
+}
+
+absl::StatusOr<CgroupUsage> Cgroup::Usage() const {
+  CgroupUsage usage;
+  usage.memory_kills = MemoryKills();
+  usage.processes = Processes().size();
+  if (version_ == 2) {
+    usage.memory_bytes = ReadNumber("memory", "memory.current");
+    usage.memory_peak_bytes = ReadNumber("memory", "memory.peak");  // Linux 5.19
+    usage.cpu_time = std::chrono::microseconds(ReadNumber("cpu", "cpu.stat", "usage_usec"));
+  } else {
+    usage.memory_bytes = ReadNumber("memory", "memory.usage_in_bytes");
+    usage.memory_peak_bytes = ReadNumber("memory", "memory.max_usage_in_bytes");
+    usage.cpu_time = std::chrono::microseconds(ReadNumber("cpuacct", "cpuacct.usage") / 1000);
+  }
+  return usage;
+}
+
+std::vector<pid_t> Cgroup::Processes() const {
+  std::set<pid_t> found;
+  // With version 1 all trees have the same ones.
+  if (!directories_.empty()) CollectProcesses(directories_.begin()->second, found);
+  return {found.begin(), found.end()};
+}
+
+bool Cgroup::Frozen() const {
+  if (version_ == 2) return ReadNumber("", "cgroup.events", "frozen") == 1;
+  return ReadPseudoFile(File("freezer", "freezer.state")).starts_with("FROZEN");
+}
+
+absl::Status Cgroup::SetFrozen(bool frozen) const {
+  const bool v2 = version_ == 2;
+  const char* file = v2 ? "cgroup.freeze" : "freezer.state";
+  const char* text = v2 ? (frozen ? "1" : "0") : (frozen ? "FROZEN" : "THAWED");
+  RETURN_IF_ERROR(Write("freezer", file, text));
+  // Version 1 may need to be told again if processes were just made.
+  const bool reached = WaitFor([&] {
+    if (Frozen() == frozen) return true;
+    if (!v2) Write("freezer", file, text).IgnoreError();
+    return false;
+  });
+  if (reached) return absl::OkStatus();
+  return absl::DeadlineExceededError(frozen ? "its processes do not freeze"
+                                            : "its processes stay frozen");
+}
+
+absl::Status Cgroup::Freeze() const { return SetFrozen(true); }
+absl::Status Cgroup::Thaw() const { return SetFrozen(false); }
+
+absl::Status Cgroup::KillAll() const {
+  if (version_ == 2 && Exists(File("", "cgroup.kill"))) {  // Linux 5.14
+    RETURN_IF_ERROR(Write("", "cgroup.kill", "1"));
+  }
+  std::vector<pid_t> left;
+  const bool ended = WaitFor([&] {
+    left = Processes();
+    if (left.empty()) return true;
+    // Frozen while they are counted and killed: a fork bomb would be faster otherwise. With version 1
+    // frozen ones die only once they are thawed.
+    if (version_ == 1 && directories_.contains("freezer")) {
+      Write("freezer", "freezer.state", "FROZEN").IgnoreError();
+      left = Processes();
+    }
+    for (const pid_t pid : left) ::kill(pid, SIGKILL);
+    if (version_ == 1 && directories_.contains("freezer")) {
+      Write("freezer", "freezer.state", "THAWED").IgnoreError();
+    }
+    return false;
+  });
+  if (ended) return absl::OkStatus();
+  return absl::DeadlineExceededError(
+      fmt::format("{} processes do not end, the first is {}", left.size(), left.front()));
+}
+
+absl::Status Cgroup::Remove() const {
+  RETURN_IF_ERROR(KillAll());
+  for (const auto& [controller, directory] : directories_) {
+    if (Exists(directory)) RETURN_IF_ERROR(RemoveTree(directory));
+  }
+  if (version_ == 2) return absl::OkStatus();
+  // A runtime makes them in the trees of the other controllers as well.
+  const std::string& known = directories_.begin()->second;
+  const std::string tree = fmt::format("{}/{}", kRoot, directories_.begin()->first);
+  const std::string name = known.substr(tree.size());
+  std::error_code error;
+  for (fs::directory_iterator entry(kRoot, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string other = entry->path().string() + name;
+    if (Exists(other)) RETURN_IF_ERROR(RemoveTree(other));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace lamina::backends

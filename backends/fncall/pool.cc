@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/fncall/pool.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "backends/agent/frame.h"
+
+namespace lamina::fncall {
+namespace {
+
+using agent::EndedMessage;
+using agent::Ending;
+
+// A judge's view of it.
+EndedMessage ToEnded(const Report& report, uint64_t cpu_limit_ms) {
+  EndedMessage ended{
+      .wall_us = report.wall_us, .cpu_us = report.cpu_us, .peak_bytes = report.peak_bytes};
+  if (report.start_errno != 0) {
+    ended.ending = Ending::kCannotStart;
+    ended.code = report.start_errno;
+    ended.detail = fmt::format("{}{}", report.start_directory ? "working directory: " : "",
+                               std::strerror(report.start_errno));
+    return ended;
+  }
+  const bool signalled = WIFSIGNALED(report.wait_status);
+  ended.code = signalled ? WTERMSIG(report.wait_status) : WEXITSTATUS(report.wait_status);
+  ended.ending = signalled ? Ending::kSignalled : Ending::kExited;
+  if (signalled && ended.code == SIGSYS) {
+    ended.ending = Ending::kForbiddenCall;
+  } else if (report.memory_kills > 0) {
+    // Also if the program survived what was killed: it had not what it asked for.
+    ended.ending = Ending::kMemoryLimit;
+    ended.detail = fmt::format("{} processes were killed for want of memory", report.memory_kills);
+  } else if ((signalled && ended.code == SIGXCPU) ||
+             (cpu_limit_ms > 0 && report.cpu_us > cpu_limit_ms * 1000)) {
+    ended.ending = Ending::kTimeLimit;
+  } else if (signalled && ended.code == SIGXFSZ) {
+    ended.ending = Ending::kOutputLimit;
+  }
+  if (ended.ending != Ending::kExited && !signalled) ended.code = SIGKILL;
+  return ended;
+}
+
+class CallRun : public agent::Run {
+ public:
+  CallRun(Pool& pool, int slot, int socket, UniqueFd result, uint64_t cpu_limit_ms)
+      : pool_(pool),
+        slot_(slot),
+        socket_(socket),
+        result_(std::move(result)),
+        cpu_limit_ms_(cpu_limit_ms) {}
+  ~CallRun() override {
+    if (!reported_) {
+      Kill();
+      usable_ = ReceiveReport(socket_).ok();
+    }
+    pool_.Return(slot_, usable_);
+  }
+
+  int64_t pid() const override { return 0; }
+  int ended() const override { return socket_; }
+  void Signal(int signal) override {
+    SendOrder(socket_, Order::kSignal, static_cast<uint8_t>(signal)).IgnoreError();
+  }
+  void Kill() override { SendOrder(socket_, Order::kKill).IgnoreError(); }
+
+  absl::StatusOr<EndedMessage> Result() override {
+    reported_ = true;
+    const absl::StatusOr<Report> report = ReceiveReport(socket_);
+    usable_ = report.ok();
+    RETURN_IF_ERROR(report.status(), "the call's slot has ended");
+    if (report->failed_errno != 0) return ErrnoStatus(report->failed_errno, "the call's jail");
+    EndedMessage ended = ToEnded(*report, cpu_limit_ms_);
+    ASSIGN_OR_RETURN(const uint64_t size, FileSize(result_.get()));
+    if (size > 0) {
+      if (size > agent::kMaxFrame) return absl::InternalError("files of a call are too large");
+      std::string bytes(size, '\0');
+      RETURN_IF_ERROR(ReadFull(result_.get(), 0, std::as_writable_bytes(std::span(bytes))));
+      ASSIGN_OR_RETURN(EndedMessage files, agent::DecodeEnded(bytes));
+      ended.files_out = std::move(files.files_out);
+    }
+    return ended;
+  }
+
+ private:
+  Pool& pool_;
+  const int slot_;
+  const int socket_;
+  const UniqueFd result_;
+  const uint64_t cpu_limit_ms_;
+  bool reported_ = false;
+  bool usable_ = true;
+};
+
+}  // namespace
+
+Pool::Pool(std::vector<UniqueFd> sockets) : sockets_(std::move(sockets)) {
+  for (size_t slot = 0; slot < sockets_.size(); ++slot) free_.push_back(static_cast<int>(slot));
+}
+
+absl::StatusOr<std::unique_ptr<agent::Run>> Pool::Start(const agent::ExecMessage& message,
+                                                        agent::Streams streams) {
+  UniqueFd request(::memfd_create("request", MFD_CLOEXEC));
+  UniqueFd result(::memfd_create("result", MFD_CLOEXEC));
+  if (!request.valid() || !result.valid()) return ErrnoStatus(errno, "memfd_create");
+  RETURN_IF_ERROR(WriteFull(request.get(), 0, AsBytes(agent::Encode(message))));
+  UniqueFd result_there(::fcntl(result.get(), F_DUPFD_CLOEXEC, 0));
+  if (!result_there.valid()) return ErrnoStatus(errno, "dup");
+
+  int slot = 0;
+  {
+    std::unique_lock lock(mutex_);
+    returned_.wait(lock, [this] { return !free_.empty() || lost_ == sockets_.size(); });
+    if (free_.empty()) return absl::InternalError("all slots have ended");
+    slot = free_.front();
+    free_.pop_front();
+  }
+  const int socket = sockets_[static_cast<size_t>(slot)].get();
+  const absl::Status sent = SendCall(socket, {.in = std::move(streams.in),
+                                              .out = std::move(streams.out),
+                                              .err = std::move(streams.err),
+                                              .request = std::move(request),
+                                              .result = std::move(result_there)});
+  if (!sent.ok()) {
+    Return(slot, false);
+    return absl::InternalError("the call's slot has ended");
+  }
+  return std::make_unique<CallRun>(*this, slot, socket, std::move(result), message.cpu_ms);
+}
+
+void Pool::Return(int slot, bool usable) {
+  const std::lock_guard lock(mutex_);
+  if (usable) {
+    free_.push_back(slot);
+    returned_.notify_one();
+  } else {
+    ++lost_;
+    returned_.notify_all();
+  }
+}
+
+}  // namespace lamina::fncall

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/fncall/slot.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <optional>
+#include <string_view>
+
+#include "backends/cgroup.h"
+
+namespace lamina::fncall {
+namespace {
+
+using backends::Cgroup;
+
+// Numbers of the slot's control group, through descriptors: paths end when the slot enters the image.
+class Meter {
+ public:
+  static Meter Open(const Cgroup& group) {
+    Meter meter;
+    meter.kills_.Reset(::open(group.MemoryEventsFile().c_str(), O_RDONLY | O_CLOEXEC));
+    meter.peak_.Reset(::open(group.MemoryPeakFile().c_str(), O_RDWR | O_CLOEXEC));
+    meter.usage_.Reset(::open(group.MemoryUsageFile().c_str(), O_RDONLY | O_CLOEXEC));
+    return meter;
+  }
+  uint64_t Kills() const { return Number(kills_.get(), "oom_kill "); }
+  uint64_t Usage() const { return Number(usage_.get(), ""); }
+  uint64_t Peak() const { return Number(peak_.get(), ""); }
+  // Version 2 can since Linux 6.12, for the one descriptor.
+  bool ResetPeak() const { return ::pwrite(peak_.get(), "0", 1, 0) == 1; }
+
+ private:
+  static uint64_t Number(int file, std::string_view key) {
+    std::array<char, 1024> text{};
+    const ssize_t got = ::pread(file, text.data(), text.size(), 0);
+    if (got <= 0) return 0;
+    std::string_view rest(text.data(), static_cast<size_t>(got));
+    if (!key.empty()) {
+      const size_t place = rest.find(key);
+      if (place == std::string_view::npos) return 0;
+      rest.remove_prefix(place + key.size());
+    }
+    uint64_t value = 0;
+    std::from_chars(rest.data(), rest.data() + rest.size(), value);
+    return value;
+  }
+
+  UniqueFd kills_;
+  UniqueFd peak_;
+  UniqueFd usage_;
+};
+
+class Slot {
+ public:
+  Slot(const SlotOptions& options, int socket) : options_(options), socket_(socket) {}
+
+  absl::Status SetUp() {
+    ASSIGN_OR_RETURN(const Cgroup group, Cgroup::Create(options_.cgroup, options_.limits));
+    RETURN_IF_ERROR(group.Add(::getpid()));
+    meter_ = Meter::Open(group);
+    RETURN_IF_ERROR(EnterImage(options_.jail));
+    return Prepare();
+  }
+
+  // Until the pool goes.
+  void Serve() {
+    while (true) {
+      auto packet = ReceivePacket(socket_);
+      if (!packet.ok()) return;
+      // Orders for a call that had ended already.
+      if (packet->first.order != Order::kCall) continue;
+      const std::optional<Report> report = Run(std::move(packet->second));
+      if (!report.has_value() || !SendReport(socket_, *report).ok()) return;
+      // What fails here fails the next call, which says why.
+      prepared_ = Prepare();
+    }
+  }
+
+ private:
+  absl::Status Prepare() {
+    jail_.reset();
+    ASSIGN_OR_RETURN(Jail jail, Jail::Prepare(options_.jail));
+    jail_.emplace(std::move(jail));
+    return absl::OkStatus();
+  }
+
+  // Nothing if the pool has gone.
+  std::optional<Report> Run(CallDescriptors descriptors) {
+    Report report;
+    if (!jail_.has_value()) prepared_ = Prepare();
+    if (!jail_.has_value()) {
+      report.failed_errno = StatusToErrno(prepared_);
+      return report;
+    }
+    const uint64_t kills_before = meter_.Kills();
+    const bool peak_known = meter_.ResetPeak();
+    const uint64_t usage_before = meter_.Usage();
+    if (!SendCall(jail_->socket(), descriptors).ok()) {
+      report.failed_errno = EPIPE;
+      jail_.reset();
+      return report;
+    }
+    descriptors = CallDescriptors();
+    if (!PassOrders()) return std::nullopt;
+    const absl::StatusOr<Report> said = ReceiveReport(jail_->socket());
+    if (said.ok()) {
+      report = *said;
+    } else {
+      report.wait_status = SIGKILL;
+    }
+    jail_->WaitForEnd();
+    jail_.reset();
+    report.memory_kills = meter_.Kills() - kills_before;
+    if (peak_known) {
+      const uint64_t peak = meter_.Peak();
+      report.peak_bytes = std::max(report.peak_bytes, peak - std::min(peak, usage_before));
+    }
+    return report;
+  }
+
+  // Until the jail reports, or ends without.
+  bool PassOrders() {
+    std::array<pollfd, 2> waits{pollfd{jail_->socket(), POLLIN}, pollfd{socket_, POLLIN}};
+    while (true) {
+      if (::poll(waits.data(), waits.size(), -1) < 0 && errno != EINTR) return false;
+      if (waits[0].revents != 0) return true;
+      if (waits[1].revents == 0) continue;
+      const auto packet = ReceivePacket(socket_);
+      if (!packet.ok()) return false;
+      SendOrder(jail_->socket(), packet->first.order, packet->first.signal).IgnoreError();
+    }
+  }
+
+  const SlotOptions& options_;
+  const int socket_;
+  Meter meter_;
+  std::optional<Jail> jail_;
+  absl::Status prepared_;
+};
+
+// Closes what belongs to the pool and to other slots: each must see the end of the others.
+void CloseAllBut(int first, int second) {
+  const unsigned low = static_cast<unsigned>(std::min(first, second));
+  const unsigned high = static_cast<unsigned>(std::max(first, second));
+  const auto close_range = [](unsigned from, unsigned to) {
+    if (from <= to) ::syscall(SYS_close_range, from, to, 0);
+  };
+  close_range(STDERR_FILENO + 1, low - 1);
+  close_range(low + 1, high - 1);
+  close_range(high + 1, ~0U);
+}
+
+[[noreturn]] void SlotMain(const SlotOptions& options, int socket, int error_pipe) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+  CloseAllBut(socket, error_pipe);
+  Slot slot(options, socket);
+  const absl::Status ready = slot.SetUp();
+  if (!ready.ok()) {
+    const std::string text(ready.message());
+    std::ignore = ::write(error_pipe, text.data(), text.size());
+    ::_exit(1);
+  }
+  ::close(error_pipe);
+  slot.Serve();
+  ::_exit(0);
+}
+
+}  // namespace
+
+absl::StatusOr<UniqueFd> StartSlot(const SlotOptions& options) {
+  ASSIGN_OR_RETURN(SocketPair pair, MakeSocketPair());
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) return ErrnoStatus(errno, "pipe");
+  const UniqueFd error_read(ends[0]);
+  UniqueFd error_write(ends[1]);
+  const pid_t process = ::fork();
+  if (process < 0) return ErrnoStatus(errno, "start a slot");
+  if (process == 0) {
+    pair.ours.Reset();
+    SlotMain(options, pair.theirs.get(), error_write.get());
+  }
+  error_write.Reset();
+  std::array<char, 1024> text{};
+  ssize_t got = 0;
+  do {
+    got = ::read(error_read.get(), text.data(), text.size());
+  } while (got < 0 && errno == EINTR);
+  if (got > 0) return absl::InternalError(std::string(text.data(), static_cast<size_t>(got)));
+  return std::move(pair.ours);
+}
+
+}  // namespace lamina::fncall

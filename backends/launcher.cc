@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/launcher.h"
+
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+
+#include "backends/agent_client.h"
+#include "backends/agent_sandbox.h"
+#include "backends/oci_bundle.h"
+#include "fs/engine/socket.h"
+#include "fs/image/image.h"
+
+namespace lamina::backends {
+namespace {
+
+absl::StatusOr<std::string> NewId() {
+  uint64_t number = 0;
+  if (::getrandom(&number, sizeof(number), 0) != sizeof(number)) {
+    return ErrnoStatus(errno, "getrandom");
+  }
+  return fmt::format("s{:012x}", number & 0xffffffffffff);
+}
+
+absl::Status MakeParent(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error) return absl::InternalError(fmt::format("make {}: {}", path, error.message()));
+  ::chmod(path.c_str(), 0700);
+  return absl::OkStatus();
+}
+
+bool IsId(std::string_view id) {
+  return id.size() == 13 && id[0] == 's' &&
+         id.find_first_not_of("0123456789abcdef", 1) == std::string_view::npos;
+}
+
+std::vector<std::string> Ids(const std::string& directory) {
+  std::vector<std::string> ids;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end;
+       entry.increment(error)) {
+    std::string id = entry->path().filename();
+    if (IsId(id)) ids.push_back(std::move(id));
+  }
+  std::ranges::sort(ids);
+  return ids;
+}
+
+absl::Status CheckOptions(const Backend& backend, const SandboxOptions& options) {
+  const Capabilities can = backend.capabilities();
+  const auto refuse = [&backend](std::string_view what) {
+    return absl::UnimplementedError(fmt::format("backend {} has no {}", backend.name(), what));
+  };
+  if (options.network == Network::kHost && !can.host_network) return refuse("host network");
+  if (options.limits.disk_bytes > 0 && !can.disk_limit) return refuse("limit of the disk");
+  if (!options.snapshot.empty() && !can.disk_snapshot) return refuse("snapshots");
+  if (!options.user.empty() && !can.root) return refuse("choice of users");
+  if (options.image.empty() == options.snapshot.empty()) {
+    return absl::InvalidArgumentError("say either an image or a snapshot");
+  }
+  return absl::OkStatus();
+}
+
+// Removes what a failed creation made.
+class Cleanup {
+ public:
+  Cleanup(const LauncherOptions& options, std::string directory)
+      : options_(options), directory_(std::move(directory)) {}
+  Cleanup(const Cleanup&) = delete;
+  Cleanup& operator=(const Cleanup&) = delete;
+  ~Cleanup() {
+    if (!directory_.empty()) RemoveSandbox(options_, directory_).IgnoreError();
+  }
+  void Keep() { directory_.clear(); }
+
+ private:
+  const LauncherOptions& options_;
+  std::string directory_;
+};
+
+}  // namespace
+
+// What is known before anything is made.
+absl::Status Launcher::Fill(Record& record, const Backend& backend,
+                            const SandboxOptions& options) const {
+  record.backend = backend.name();
+  record.cgroup = "lamina/" + record.id;
+  record.runtime = options.runtime;
+  record.created_ms = NowMilliseconds();
+  record.ttl_ms = static_cast<uint64_t>(std::max<int64_t>(options.ttl.count(), 0));
+  record.idle_ttl_ms = static_cast<uint64_t>(std::max<int64_t>(options.idle_ttl.count(), 0));
+  record.limits = options.limits;
+  record.network = options.network;
+  record.image = options.image;
+  if (options.snapshot.empty()) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckName(options.snapshot, "snapshot"));
+  const absl::StatusOr<Record> from =
+      ReadRecord(SnapshotsDirectory(options_) + "/" + options.snapshot);
+  if (absl::IsNotFound(from.status())) {
+    return absl::NotFoundError(fmt::format("there is no snapshot '{}'", options.snapshot));
+  }
+  RETURN_IF_ERROR(from.status());
+  record.image = from->image;
+  record.from_snapshot = options.snapshot;
+  record.environment = from->environment;
+  record.working_directory = from->working_directory;
+  record.user = from->user;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Sandbox>> Launcher::Create(const Backend& backend,
+                                                          const SandboxOptions& options) {
+  RETURN_IF_ERROR(CheckOptions(backend, options));
+  RETURN_IF_ERROR(backend.Available(), "backend {}", backend.name());
+  Record record;
+  ASSIGN_OR_RETURN(record.id, NewId());
+  RETURN_IF_ERROR(Fill(record, backend, options));
+  ASSIGN_OR_RETURN(const fs::Image image, fs::OpenImage(record.image, oci::Platform::Host(),
+                                                        {.settings = options.registry}));
+  record.manifest_digest = image.manifest_digest.ToString();
+
+  const std::string parent = SandboxesDirectory(options_);
+  RETURN_IF_ERROR(MakeParent(parent));
+  const std::string directory = parent + "/" + record.id;
+  if (::mkdir(directory.c_str(), 0700) != 0) return ErrnoStatus(errno, "make " + directory);
+  ASSIGN_OR_RETURN(const UniqueFd lock, LockDirectory(directory));
+  Cleanup cleanup(options_, directory);
+  RETURN_IF_ERROR(WriteRecord(directory, record));
+  const std::string upper_from =
+      options.snapshot.empty() ? ""
+                               : SnapshotsDirectory(options_) + "/" + options.snapshot + "/upper";
+  RETURN_IF_ERROR(MountRootfs(options_, directory, record, options.registry, upper_from));
+
+  const std::string rootfs = directory + "/rootfs";
+  if (options.snapshot.empty() || !options.user.empty()) {
+    ASSIGN_OR_RETURN(record.user,
+                     ResolveUser(rootfs, options.user.empty() ? image.config.user : options.user));
+  }
+  std::vector<std::string> added = record.environment;
+  added.insert(added.end(), options.environment.begin(), options.environment.end());
+  ASSIGN_OR_RETURN(record.environment, ProgramEnvironment(image.config, added, record.user));
+  if (!options.working_directory.empty()) {
+    record.working_directory = options.working_directory;
+  } else if (options.snapshot.empty() && !image.config.working_directory.empty()) {
+    record.working_directory = image.config.working_directory;
+  }
+
+  ASSIGN_OR_RETURN(UniqueFd listener, fs::ListenUnix(directory, kAgentSocket));
+  RETURN_IF_ERROR(backend.Start({.directory = directory,
+                                 .rootfs = rootfs,
+                                 .helpers = options_.helpers,
+                                 .listener = listener.get(),
+                                 .warm = options.warm},
+                                record),
+                  "start {}", backend.name());
+  // If it has ended, nobody listens any more, and that is an error here instead of a wait.
+  listener.Reset();
+  RETURN_IF_ERROR(AgentInfo(directory).status(), "start {}", backend.name());
+  record.complete = true;
+  RETURN_IF_ERROR(WriteRecord(directory, record));
+  cleanup.Keep();
+  return MakeAgentSandbox(options_, &backend, std::move(record));
+}
+
+absl::StatusOr<std::unique_ptr<Sandbox>> Launcher::Find(const std::string& id) {
+  const auto not_found = [&id] {
+    return absl::NotFoundError(fmt::format("there is no sandbox {}", id));
+  };
+  if (!IsId(id)) return not_found();
+  absl::StatusOr<Record> record = ReadRecord(SandboxesDirectory(options_) + "/" + id);
+  if (absl::IsNotFound(record.status())) return not_found();
+  RETURN_IF_ERROR(record.status());
+  if (!record->complete) return not_found();
+  ASSIGN_OR_RETURN(const Backend* backend, FindBackend(record->backend));
+  return MakeAgentSandbox(options_, backend, *std::move(record));
+}
+
+absl::StatusOr<std::vector<ListedSandbox>> Launcher::List() {
+  std::vector<ListedSandbox> listed;
+  for (const std::string& id : Ids(SandboxesDirectory(options_))) {
+    const absl::StatusOr<std::unique_ptr<Sandbox>> sandbox = Find(id);
+    if (!sandbox.ok()) continue;  // half made, or gone
+    absl::StatusOr<Record> record = ReadRecord(SandboxesDirectory(options_) + "/" + id);
+    if (!record.ok()) continue;
+    listed.push_back({*std::move(record), (*sandbox)->State()});
+  }
+  return listed;
+}
+
+absl::Status Launcher::RemoveLeftovers() {
+  absl::Status result;
+  for (const std::string& id : Ids(SandboxesDirectory(options_))) {
+    const std::string directory = SandboxesDirectory(options_) + "/" + id;
+    const absl::StatusOr<UniqueFd> lock = LockDirectory(directory);
+    if (!lock.ok()) continue;
+    const absl::StatusOr<Record> record = ReadRecord(directory);
+    bool remove = !record.ok() || !record->complete;
+    if (!remove) {
+      const int64_t age = NowMilliseconds() - record->created_ms;
+      const bool limited = record->ttl_ms > 0 || record->idle_ttl_ms > 0;
+      remove = (record->ttl_ms > 0 && age > static_cast<int64_t>(record->ttl_ms)) ||
+               // Its agent ended it; a sandbox that was killed looks the same.
+               (limited && !AgentListens(directory));
+    }
+    if (remove) result.Update(RemoveSandbox(options_, directory));
+  }
+  return result;
+}
+
+absl::StatusOr<std::vector<std::string>> Launcher::Snapshots() {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(SnapshotsDirectory(options_), error), end;
+       !error && entry != end; entry.increment(error)) {
+    std::string name = entry->path().filename();
+    if (CheckName(name, "snapshot").ok()) names.push_back(std::move(name));
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+absl::Status Launcher::RemoveSnapshot(const std::string& name) {
+  RETURN_IF_ERROR(CheckName(name, "snapshot"));
+  const std::string path = SnapshotsDirectory(options_) + "/" + name;
+  std::error_code error;
+  if (std::filesystem::remove_all(path, error) == 0 && !error) {
+    return absl::NotFoundError(fmt::format("there is no snapshot '{}'", name));
+  }
+  if (error) return absl::InternalError(fmt::format("remove {}: {}", path, error.message()));
+  return absl::OkStatus();
+}
+
+}  // namespace lamina::backends

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What is written down of a sandbox, so that any later process finds it:
+//
+//   <state>/sandboxes/<id>/          mode 0700; a process that makes or removes it has its lock
+//       record.json                  this record
+//       agent.sock                   where its agent listens
+//       rootfs/                      the mounted image
+//       disk/                        what was written to it (upper/), and overlayfs' work/
+//   <state>/sandbox-snapshots/<name>/
+//       record.json, upper/
+#ifndef LAMINA_BACKENDS_RECORD_H_
+#define LAMINA_BACKENDS_RECORD_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backends/oci_bundle.h"
+#include "backends/sandbox.h"
+#include "chunkstore/base/file.h"
+
+namespace lamina::backends {
+
+struct Record {
+  std::string id;
+  std::string backend;  // "container", "fncall"
+  std::string image;
+  std::string manifest_digest;
+  std::string from_snapshot;  // empty: from the image alone
+  std::string runtime;
+  bool complete =
+      false;  // else it was being made, and whoever did so is gone if nobody has the lock
+  int64_t created_ms = 0;  // since 1970
+  uint64_t ttl_ms = 0;
+  uint64_t idle_ttl_ms = 0;
+  Limits limits;
+  Network network = Network::kNone;
+  std::vector<std::string> environment;
+  User user;
+  std::string working_directory = "/";
+  std::string cgroup;
+  pid_t first_process = 0;  // on the host
+};
+
+absl::Status WriteRecord(const std::string& directory, const Record& record);
+absl::StatusOr<Record> ReadRecord(const std::string& directory);
+
+// A name that people choose, for snapshots: letters, digits, '.', '_' and '-', at most 64, and no dot
+// first.
+absl::Status CheckName(std::string_view name, std::string_view what);
+
+// An exclusive lock on a directory, if nobody else has one and it is still there: kUnavailable and
+// kNotFound.
+absl::StatusOr<UniqueFd> LockDirectory(const std::string& path);
+
+int64_t NowMilliseconds();
+
+}  // namespace lamina::backends
+
+#endif  // LAMINA_BACKENDS_RECORD_H_

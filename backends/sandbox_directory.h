@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The parts of a sandbox that lie on the host: its directory, the mounted image, the disk below it.
+#ifndef LAMINA_BACKENDS_SANDBOX_DIRECTORY_H_
+#define LAMINA_BACKENDS_SANDBOX_DIRECTORY_H_
+
+#include <string>
+#include <vector>
+
+#include "backends/record.h"
+#include "backends/sandbox.h"
+#include "chunkstore/base/status.h"
+
+namespace lamina::backends {
+
+// What launchers need to know of the machine.
+struct LauncherOptions {
+  std::string state;    // of the engine as well
+  std::string program;  // `lamina`, to start engines with
+  std::vector<std::string> engine_options;
+  std::string helpers;  // directory with lamina-agent and lamina-fncall
+};
+
+std::string SandboxesDirectory(const LauncherOptions& options);
+std::string SnapshotsDirectory(const LauncherOptions& options);
+
+// Makes disk/ and mounts the image on rootfs/, with what is in `upper_from` as its changes already
+// unless that is empty. A limit of the disk is a file system of that size in disk.img.
+absl::Status MountRootfs(const LauncherOptions& options, const std::string& directory,
+                         const Record& record, const registry::Settings& registry,
+                         const std::string& upper_from);
+
+// Kills what runs, unmounts, and removes the directory. Whoever calls it has the directory's lock.
+// What is not there does no harm. After an error what is left can be removed by another try.
+absl::Status RemoveSandbox(const LauncherOptions& options, const std::string& directory);
+
+// Copies what overlayfs keeps in an upper directory: every attribute, device nodes and holes.
+absl::Status CopyUpper(const std::string& from, const std::string& to);
+
+// Bytes that a tree takes on its disk.
+uint64_t DiskUsage(const std::string& directory);
+
+}  // namespace lamina::backends
+
+#endif  // LAMINA_BACKENDS_SANDBOX_DIRECTORY_H_

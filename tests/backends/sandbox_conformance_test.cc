@@ -1,0 +1,495 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What every backend promises (backends/sandbox.h). A test of what a backend has not asks for the
+// error that says so.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <thread>
+
+#include "backends/launcher.h"
+#include "tests/backends/sandbox_testing.h"
+
+namespace lamina::backends {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using std::chrono::steady_clock;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+class SandboxTest : public testing::TestWithParam<const Backend*> {
+ protected:
+  static void SetUpTestSuite() { machine_ = new TestMachine(); }
+  static void TearDownTestSuite() {
+    delete machine_;
+    machine_ = nullptr;
+  }
+  void SetUp() override { ASSERT_EQ(GetParam()->Available(), absl::OkStatus()); }
+  void TearDown() override {
+    for (std::unique_ptr<Sandbox>& sandbox : made_) {
+      EXPECT_EQ(sandbox->Stop(), absl::OkStatus());
+    }
+    EXPECT_THAT(machine_->Leftovers(), IsEmpty());
+  }
+
+  Launcher& launcher() { return machine_->launcher(); }
+  Capabilities can() const { return GetParam()->capabilities(); }
+  SandboxOptions Options() const { return {.image = machine_->image()}; }
+
+  Sandbox& Make(SandboxOptions options) {
+    absl::StatusOr<std::unique_ptr<Sandbox>> made = launcher().Create(*GetParam(), options);
+    if (!made.ok()) throw std::runtime_error(made.status().ToString());
+    made_.push_back(*std::move(made));
+    return *made_.back();
+  }
+  Sandbox& Make() { return Make(Options()); }
+
+  static ExecResult Run(Sandbox& sandbox, ExecRequest request) {
+    absl::StatusOr<ExecResult> result = sandbox.Exec(request);
+    if (!result.ok()) throw std::runtime_error(result.status().ToString());
+    return *std::move(result);
+  }
+  static ExecResult Shell(Sandbox& sandbox, std::string script) {
+    return Run(sandbox, {.script = std::move(script)});
+  }
+  // What a script prints; its exit code must be 0.
+  static std::string Output(Sandbox& sandbox, std::string script) {
+    const ExecResult result = Shell(sandbox, std::move(script));
+    EXPECT_EQ(result.Verdict(), "accepted") << result.standard_error << result.detail;
+    return result.standard_output;
+  }
+
+  static TestMachine* machine_;
+  std::vector<std::unique_ptr<Sandbox>> made_;
+};
+TestMachine* SandboxTest::machine_ = nullptr;
+
+TEST_P(SandboxTest, RunsAProgramAndGivesItsOutputAndExitCode) {
+  Sandbox& sandbox = Make();
+  const ExecResult result =
+      Run(sandbox, {.arguments = {"sh", "-c", "echo out; echo err >&2; exit 7"}});
+  EXPECT_EQ(result.ending, ExecEnding::kExited);
+  EXPECT_EQ(result.exit_code, 7);
+  EXPECT_EQ(result.Verdict(), "non-zero exit");
+  EXPECT_EQ(result.standard_output, "out\n");
+  EXPECT_EQ(result.standard_error, "err\n");
+  EXPECT_EQ(result.output_bytes, 8);
+  EXPECT_GT(result.wall_time.count(), 0);
+  EXPECT_EQ(Shell(sandbox, "true").Verdict(), "accepted");
+}
+
+TEST_P(SandboxTest, ArgumentsArriveAsTheyAre) {
+  const ExecResult result =
+      Run(Make(), {.arguments = {"sh", "-c", "for a in \"$@\"; do echo \"<$a>\"; done", "x", "",
+                                 "a b", "$HOME", "*", "caf\xe9", "\n"}});
+  EXPECT_EQ(result.standard_output, "<>\n<a b>\n<$HOME>\n<*>\n<caf\xe9>\n<\n>\n");
+}
+
+TEST_P(SandboxTest, EndingsAreNotConfused) {
+  Sandbox& sandbox = Make();
+  const ExecResult killed = Shell(sandbox, "kill -TERM $$");
+  EXPECT_EQ(killed.ending, ExecEnding::kSignalled);
+  EXPECT_EQ(killed.signal, SIGTERM);
+  EXPECT_EQ(killed.ShellCode(), 128 + SIGTERM);
+  const ExecResult killed_hard = Shell(sandbox, "kill -KILL $$");
+  EXPECT_EQ(killed_hard.ending, ExecEnding::kSignalled) << "nobody ran out of memory";
+  EXPECT_EQ(killed_hard.signal, SIGKILL);
+  const ExecResult pretends = Shell(sandbox, "exit 137");
+  EXPECT_EQ(pretends.ending, ExecEnding::kExited) << "an exit code is no signal";
+  EXPECT_EQ(pretends.exit_code, 137);
+  const ExecResult missing = Run(sandbox, {.arguments = {"/no/such/program"}});
+  EXPECT_EQ(missing.ending, ExecEnding::kCannotStart);
+  EXPECT_EQ(missing.exit_code, 127);
+  const ExecResult not_executable = Run(sandbox, {.arguments = {"/etc/passwd"}});
+  EXPECT_EQ(not_executable.ending, ExecEnding::kCannotStart);
+  EXPECT_EQ(not_executable.exit_code, 126);
+  const ExecResult nowhere = Run(sandbox, {.arguments = {"true"}, .working_directory = "/nowhere"});
+  EXPECT_EQ(nowhere.ending, ExecEnding::kCannotStart);
+  EXPECT_THAT(nowhere.detail, HasSubstr("working directory"));
+}
+
+TEST_P(SandboxTest, TimeoutKillsAndIsTold) {
+  Sandbox& sandbox = Make();
+  const auto start = steady_clock::now();
+  const ExecResult result = Run(
+      sandbox, {.script = "echo before; sleep 1000 & sleep 1000", .timeout = milliseconds(200)});
+  EXPECT_EQ(result.ending, ExecEnding::kTimeLimit);
+  EXPECT_EQ(result.standard_output, "before\n");
+  EXPECT_LT(steady_clock::now() - start, seconds(20));
+  const ExecResult spun =
+      Run(sandbox, {.script = "while :; do :; done", .cpu_time = milliseconds(1000)});
+  EXPECT_EQ(spun.ending, ExecEnding::kTimeLimit);
+  EXPECT_GE(spun.cpu_time, milliseconds(500));
+}
+
+TEST_P(SandboxTest, OutOfMemoryIsToldFromKill) {
+  SandboxOptions options = Options();
+  options.limits.memory_bytes = 64 << 20;
+  Sandbox& sandbox = Make(options);
+  const ExecResult result =
+      Run(sandbox, {.arguments = {"dd", "if=/dev/zero", "of=/dev/null", "bs=256M", "count=1"}});
+  EXPECT_EQ(result.ending, ExecEnding::kMemoryLimit) << result.standard_error;
+  EXPECT_EQ(result.Verdict(), "memory limit");
+  EXPECT_EQ(Shell(sandbox, "kill -KILL $$").ending, ExecEnding::kSignalled);
+  EXPECT_EQ(Output(sandbox, "echo still here"), "still here\n");
+}
+
+TEST_P(SandboxTest, FloodsOfOutputAreBounded) {
+  Sandbox& sandbox = Make();
+  uint64_t seen = 0;
+  const ExecResult kept = Run(
+      sandbox, {.script = "head -c 30000000 /dev/zero",
+                .kept_output = 1000,
+                .on_output = [&seen](Stream, std::string_view bytes) { seen += bytes.size(); }});
+  EXPECT_EQ(kept.ending, ExecEnding::kExited);
+  EXPECT_EQ(kept.standard_output.size(), 1000);
+  EXPECT_EQ(kept.output_bytes, 30'000'000);
+  EXPECT_EQ(seen, 30'000'000);
+  const ExecResult flood = Run(sandbox, {.arguments = {"yes"}, .output_limit = 100'000});
+  EXPECT_EQ(flood.ending, ExecEnding::kOutputLimit);
+  EXPECT_EQ(flood.standard_output.size(), 100'000);
+  const ExecResult file = Run(
+      sandbox, {.script = "cd /tmp && head -c 3000000 /dev/zero > big", .file_limit = 1'000'000});
+  EXPECT_NE(file.Verdict(), "accepted");
+}
+
+TEST_P(SandboxTest, StandardInputIsStreamed) {
+  Sandbox& sandbox = Make();
+  const std::string text(3'000'000, 'x');
+  EXPECT_EQ(Run(sandbox, {.arguments = {"wc", "-c"}, .stdin_text = text}).standard_output,
+            "3000000\n");
+  EXPECT_EQ(Run(sandbox, {.arguments = {"true"}, .stdin_text = text}).Verdict(), "accepted");
+  EXPECT_EQ(Shell(sandbox, "cat").standard_output, "") << "without input there is an end at once";
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::pipe2(ends.data(), O_CLOEXEC), 0);
+  const UniqueFd reading(ends[0]);
+  std::thread writer([&] {
+    const UniqueFd writing(ends[1]);
+    for (int line = 0; line < 3; ++line) {
+      EXPECT_EQ(::write(writing.get(), "line\n", 5), 5);
+      std::this_thread::sleep_for(milliseconds(20));
+    }
+  });
+  EXPECT_EQ(Run(sandbox, {.arguments = {"cat"}, .stdin_fd = reading.get()}).standard_output,
+            "line\nline\nline\n");
+  writer.join();
+}
+
+TEST_P(SandboxTest, SignalsArePassedOn) {
+  Sandbox& sandbox = Make();
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::pipe2(ends.data(), O_CLOEXEC), 0);
+  const UniqueFd reading(ends[0]);
+  const UniqueFd writing(ends[1]);
+  const ExecResult result = Run(
+      sandbox,
+      {.script = "trap 'echo caught; exit 3' USR1; echo ready; while :; do sleep 0.05; done",
+       .on_output = [&](Stream, std::string_view) { std::ignore = ::write(writing.get(), "!", 1); },
+       .signal_fd = reading.get(),
+       .next_signal =
+           [&] {
+             char byte = 0;
+             return ::read(reading.get(), &byte, 1) == 1 ? SIGUSR1 : 0;
+           }});
+  EXPECT_EQ(result.standard_output, "ready\ncaught\n");
+  EXPECT_EQ(result.exit_code, 3);
+}
+
+TEST_P(SandboxTest, EnvironmentIsTheImagesAndWhatWasGiven) {
+  SandboxOptions options = Options();
+  options.environment = {"COLOUR=red", "EMPTY="};
+  Sandbox& sandbox = Make(options);
+  const ExecResult result = Run(sandbox, {.script = "echo $COLOUR,$SIZE,$EMPTY,${HOST_SECRET-none}",
+                                          .environment = {"SIZE=2", "COLOUR=blue"}});
+  EXPECT_EQ(result.standard_output, "blue,2,,none\n");
+  EXPECT_EQ(sandbox.Exec({.script = "true", .environment = {"=x"}}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST_P(SandboxTest, ManyProgramsRunAtATime) {
+  SandboxOptions options = Options();
+  options.warm = 4;
+  Sandbox& sandbox = Make(options);
+  std::vector<std::thread> threads;
+  std::atomic<int> right = 0;
+  const int count = Repetitions(20);
+  for (int thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([&, thread] {
+      for (int turn = 0; turn < count; ++turn) {
+        const absl::StatusOr<ExecResult> result =
+            sandbox.Exec({.script = fmt::format("echo {}-{}; exit {}", thread, turn, turn % 7)});
+        if (result.ok() && result->standard_output == fmt::format("{}-{}\n", thread, turn) &&
+            result->exit_code == turn % 7 && result->ending == ExecEnding::kExited) {
+          ++right;
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(right, 4 * count);
+}
+
+TEST_P(SandboxTest, SessionsKeepDirectoryAndEnvironment) {
+  Sandbox& sandbox = Make();
+  const auto in = [&](std::string session, std::string script) {
+    return sandbox.Exec({.script = std::move(script), .session = std::move(session)});
+  };
+  if (!can().sessions) {
+    EXPECT_EQ(in("a", "true").status().code(), absl::StatusCode::kUnimplemented);
+    return;
+  }
+  ASSERT_EQ(in("a", "mkdir -p '/tmp/it is'; cd '/tmp/it is'; export WORD='a b' OTHER=1").status(),
+            absl::OkStatus());
+  ASSERT_EQ(in("b", "cd /etc; export WORD=b").status(), absl::OkStatus());
+  EXPECT_EQ(in("a", "unset OTHER; pwd; echo \"$WORD\"")->standard_output, "/tmp/it is\na b\n");
+  EXPECT_EQ(in("b", "pwd; echo $WORD")->standard_output, "/etc\nb\n");
+  EXPECT_EQ(in("a", "echo ${OTHER-none}; exit 9")->exit_code, 9);
+  EXPECT_EQ(in("a", "echo ${OTHER-none}")->standard_output, "none\n");
+  EXPECT_EQ(in("a", "cd /bin; kill -KILL $$")->ending, ExecEnding::kSignalled);
+  EXPECT_EQ(in("a", "pwd")->standard_output, "/tmp/it is\n")
+      << "as the last one left it that could";
+  EXPECT_EQ(sandbox.Exec({.arguments = {"pwd"}, .session = "a"})->standard_output, "/tmp/it is\n");
+  EXPECT_THAT(sandbox.Stats()->sessions, ElementsAre("a", "b"));
+  // Others than this launcher see them as well.
+  EXPECT_EQ(
+      (*launcher().Find(sandbox.id()))->Exec({.script = "pwd", .session = "b"})->standard_output,
+      "/etc\n");
+  EXPECT_EQ(sandbox.CloseSession("a"), absl::OkStatus());
+  EXPECT_EQ(in("a", "pwd")->standard_output, "/\n");
+  EXPECT_EQ(sandbox.CloseSession("c").code(), absl::StatusCode::kNotFound);
+}
+
+TEST_P(SandboxTest, FilesGoInAndOut) {
+  Sandbox& sandbox = Make();
+  if (!can().files) {
+    EXPECT_EQ(sandbox.WriteFile("/tmp/x", "x").code(), absl::StatusCode::kUnimplemented);
+    return;
+  }
+  const std::string binary("a\0b\xff", 4);
+  ASSERT_EQ(sandbox.WriteFile("/tmp/new", binary, 0640), absl::OkStatus());
+  EXPECT_EQ(*sandbox.ReadFile("/tmp/new", 100), binary);
+  EXPECT_EQ(Output(sandbox, "stat -c %a /tmp/new"), "640\n");
+  EXPECT_EQ(sandbox.ReadFile("/tmp/new", 3).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(sandbox.ReadFile("/no/file", 3).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(sandbox.ReadFile("/tmp", 3).status().code(), absl::StatusCode::kFailedPrecondition);
+
+  const std::string tree = machine_->path("tree");
+  std::filesystem::create_directories(tree + "/a/b");
+  ASSERT_EQ(WriteFileAtomically(tree + "/a/b/file", std::string(200'000, 'z')), absl::OkStatus());
+  std::filesystem::create_symlink("../b/file", tree + "/a/link");
+  ASSERT_EQ(sandbox.CopyIn(tree, "/tmp/tree").status(), absl::OkStatus());
+  EXPECT_EQ(
+      Output(sandbox, "cd /tmp/tree/a; wc -c < b/file; ls -l link | tr -s ' ' | grep -o '[^ ]*$'"),
+      "200000\n../b/file\n");
+  ASSERT_EQ(Shell(sandbox, "echo more > /tmp/tree/a/more; mkfifo /tmp/tree/fifo").exit_code, 0);
+  const std::string back = machine_->path("back");
+  const absl::StatusOr<CopyCount> count = sandbox.CopyOut("/tmp/tree", back);
+  ASSERT_EQ(count.status(), absl::OkStatus());
+  EXPECT_EQ(*ReadFileToString(back + "/a/more", 100), "more\n");
+  EXPECT_EQ(ReadFileToString(back + "/a/b/file", 1 << 20)->size(), 200'000);
+  EXPECT_EQ(std::filesystem::read_symlink(back + "/a/link"), "../b/file");
+  EXPECT_FALSE(std::filesystem::exists(back + "/fifo"));
+  EXPECT_EQ(sandbox.CopyOut("/tmp/tree", machine_->path("small"), 100).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  for (const char* made : {"tree", "back", "small"})
+    std::filesystem::remove_all(machine_->path(made));
+}
+
+TEST_P(SandboxTest, UsersAreTheImages) {
+  SandboxOptions options = Options();
+  options.user = "app";
+  if (!can().root) {
+    EXPECT_EQ(launcher().Create(*GetParam(), options).status().code(),
+              absl::StatusCode::kUnimplemented);
+    EXPECT_NE(Output(Make(), "id -u"), "0\n");
+    return;
+  }
+  Sandbox& sandbox = Make(options);
+  EXPECT_EQ(Output(sandbox, "echo $(id -u) $(id -g) $HOME"), "1234 1235 /home/app\n");
+  EXPECT_EQ(Run(sandbox, {.script = "id -u", .user = "root"}).standard_output, "0\n");
+  EXPECT_EQ(Run(sandbox, {.script = "id -u; id -g", .user = "5:6"}).standard_output, "5\n6\n");
+  EXPECT_EQ(sandbox.Exec({.script = "id", .user = "ghost"}).status().code(),
+            absl::StatusCode::kNotFound);
+  ASSERT_EQ(sandbox.WriteFile("/home/app/mine", "x"), absl::OkStatus());
+  EXPECT_EQ(Output(sandbox, "stat -c %u:%g /home/app/mine"), "1234:1235\n");
+}
+
+TEST_P(SandboxTest, LimitsHold) {
+  SandboxOptions options = Options();
+  options.limits.processes = 20;
+  options.limits.cpu_millis = 500;
+  Sandbox& sandbox = Make(options);
+  const ExecResult forks = Run(
+      sandbox, {.script = "for i in $(seq 100); do sleep 5 & done; wait", .timeout = seconds(3)});
+  EXPECT_THAT(forks.standard_error, HasSubstr("fork"));
+  if (can().files) {
+    EXPECT_LE(sandbox.Stats()->processes, 40);
+  }
+  EXPECT_EQ(Shell(sandbox, "true").Verdict(), "accepted");
+}
+
+TEST_P(SandboxTest, ThereIsNoNetworkButALoopbackDevice) {
+  EXPECT_EQ(Output(Make(), "cd /sys/class/net 2>/dev/null && ls || ip -o link | wc -l"),
+            can().files ? "lo\n" : "1\n");
+}
+
+TEST_P(SandboxTest, PauseStopsTheProcessor) {
+  Sandbox& sandbox = Make();
+  if (!can().pause) {
+    EXPECT_EQ(sandbox.Pause().code(), absl::StatusCode::kUnimplemented);
+    return;
+  }
+  ASSERT_EQ(Shell(sandbox, "(while :; do echo x >> /tmp/ticks; sleep 0.01; done) >/dev/null 2>&1 &")
+                .exit_code,
+            0);
+  ASSERT_EQ(sandbox.Pause(), absl::OkStatus());
+  EXPECT_EQ(sandbox.State(), SandboxState::kPaused);
+  EXPECT_EQ(sandbox.Pause(), absl::OkStatus());
+  EXPECT_EQ(sandbox.Exec({.script = "true"}).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  const auto used = sandbox.Stats()->cpu_time;
+  std::this_thread::sleep_for(milliseconds(100));
+  EXPECT_EQ(sandbox.Stats()->cpu_time, used);
+  ASSERT_EQ(sandbox.Resume(), absl::OkStatus());
+  EXPECT_EQ(sandbox.State(), SandboxState::kRunning);
+  EXPECT_EQ(Output(sandbox, "echo on"), "on\n");
+  ASSERT_EQ(sandbox.Pause(), absl::OkStatus()) << "and a paused one can be stopped";
+}
+
+TEST_P(SandboxTest, SnapshotsStartOthers) {
+  Sandbox& sandbox = Make();
+  if (!can().disk_snapshot) {
+    EXPECT_EQ(sandbox.Snapshot("x").code(), absl::StatusCode::kUnimplemented);
+    return;
+  }
+  ASSERT_EQ(
+      Shell(sandbox, "echo kept > /tmp/kept; rm /etc/hostname; echo more >> /etc/group").exit_code,
+      0);
+  ASSERT_EQ(sandbox.Snapshot("first"), absl::OkStatus());
+  EXPECT_EQ(sandbox.Snapshot("first").code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(sandbox.Snapshot("../first").code(), absl::StatusCode::kInvalidArgument);
+  ASSERT_EQ(Shell(sandbox, "rm /tmp/kept").exit_code, 0);
+  Sandbox& copy = Make({.snapshot = "first"});
+  Sandbox& other = Make({.snapshot = "first"});
+  EXPECT_EQ(Output(copy, "cat /tmp/kept; ls /etc; tail -n 1 /etc/group"),
+            "kept\ngroup\npasswd\nmore\n");
+  ASSERT_EQ(Shell(copy, "rm /tmp/kept").exit_code, 0);
+  EXPECT_EQ(Output(other, "cat /tmp/kept"), "kept\n");
+  EXPECT_THAT(*launcher().Snapshots(), ElementsAre("first"));
+  EXPECT_EQ(launcher().RemoveSnapshot("first"), absl::OkStatus());
+  EXPECT_EQ(launcher().RemoveSnapshot("first").code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(launcher().Create(*GetParam(), {.snapshot = "first"}).status().code(),
+            absl::StatusCode::kNotFound);
+}
+
+TEST_P(SandboxTest, SandboxesOutliveTheLauncherThatIsKilled) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::pipe2(ends.data(), O_CLOEXEC), 0);
+  const UniqueFd reading(ends[0]);
+  UniqueFd writing(ends[1]);
+  const pid_t launcher_process = ::fork();
+  if (launcher_process == 0) {
+    Launcher other(machine_->options());
+    const absl::StatusOr<std::unique_ptr<Sandbox>> made = other.Create(*GetParam(), Options());
+    if (made.ok()) std::ignore = ::write(writing.get(), (*made)->id().data(), (*made)->id().size());
+    ::raise(SIGKILL);
+  }
+  writing.Reset();
+  std::array<char, 64> id{};
+  const ssize_t size = ::read(reading.get(), id.data(), id.size());
+  ASSERT_GT(size, 0);
+  ASSERT_EQ(::waitpid(launcher_process, nullptr, 0), launcher_process);
+  absl::StatusOr<std::unique_ptr<Sandbox>> found =
+      launcher().Find(std::string(id.data(), static_cast<size_t>(size)));
+  ASSERT_EQ(found.status(), absl::OkStatus());
+  made_.push_back(*std::move(found));
+  EXPECT_EQ(made_.back()->State(), SandboxState::kRunning);
+  EXPECT_EQ(Output(*made_.back(), "echo found"), "found\n");
+  EXPECT_EQ(launcher().List()->size(), 1);
+}
+
+TEST_P(SandboxTest, AProgramWhoseCallerGoesIsKilled) {
+  Sandbox& sandbox = Make();
+  const pid_t caller = ::fork();
+  if (caller == 0) {
+    std::ignore = sandbox.Exec({.script = "sleep 1000"});
+    ::_exit(0);
+  }
+  const auto running = [&] { return sandbox.Stats()->running_execs; };
+  for (int turn = 0; turn < 500 && running() == 0; ++turn) ::usleep(10'000);
+  EXPECT_EQ(running(), 1);
+  ::kill(caller, SIGKILL);
+  ::waitpid(caller, nullptr, 0);
+  for (int turn = 0; turn < 500 && running() != 0; ++turn) ::usleep(10'000);
+  EXPECT_EQ(running(), 0);
+}
+
+TEST_P(SandboxTest, TheEndOfTheSandboxIsToldFromTheEndOfTheProgram) {
+  Sandbox& sandbox = Make();
+  ExecResult result;
+  std::thread waiting([&] { result = Shell(sandbox, "echo here; sleep 1000"); });
+  for (int turn = 0; turn < 500 && sandbox.Stats()->running_execs == 0; ++turn) ::usleep(10'000);
+  const auto other = launcher().Find(sandbox.id());
+  ASSERT_EQ((*other)->Stop(), absl::OkStatus());
+  waiting.join();
+  EXPECT_EQ(result.ending, ExecEnding::kSandboxDied);
+  EXPECT_EQ(result.Verdict(), "internal error");
+  EXPECT_EQ(sandbox.Exec({.script = "true"}).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(launcher().Find(sandbox.id()).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_P(SandboxTest, TimesToLiveEndSandboxes) {
+  SandboxOptions options = Options();
+  options.ttl = milliseconds(400);
+  Sandbox& limited = Make(options);
+  options = Options();
+  options.idle_ttl = milliseconds(400);
+  Sandbox& idle = Make(options);
+  EXPECT_EQ(Shell(idle, "sleep 0.8; echo busy").standard_output, "busy\n");
+  const auto wait_for_end = [](Sandbox& sandbox) {
+    for (int turn = 0; turn < 1000 && sandbox.State() != SandboxState::kDead; ++turn) {
+      ::usleep(10'000);
+    }
+    EXPECT_EQ(sandbox.State(), SandboxState::kDead);
+  };
+  wait_for_end(limited);
+  wait_for_end(idle);
+  EXPECT_EQ(launcher().RemoveLeftovers(), absl::OkStatus());
+  EXPECT_THAT(machine_->Leftovers(), IsEmpty());
+}
+
+TEST_P(SandboxTest, NothingIsLeftOfManySandboxes) {
+  const int count = Repetitions(5);
+  for (int turn = 0; turn < count; ++turn) {
+    const auto made = launcher().Create(*GetParam(), Options());
+    ASSERT_EQ(made.status(), absl::OkStatus());
+    ASSERT_EQ(Shell(**made, "sleep 1000 & echo up > /tmp/file").Verdict(), "accepted");
+    ASSERT_EQ((*made)->Stop(), absl::OkStatus());
+    ASSERT_EQ((*made)->Stop(), absl::OkStatus());
+  }
+  EXPECT_THAT(machine_->Leftovers(), IsEmpty());
+}
+
+TEST_P(SandboxTest, NothingIsLeftOfASandboxThatCannotStart) {
+  SandboxOptions options = Options();
+  options.user = can().root ? "ghost" : "";
+  options.warm = can().root ? 2 : 0;
+  EXPECT_FALSE(launcher().Create(*GetParam(), options).ok());
+  EXPECT_THAT(machine_->Leftovers(), IsEmpty());
+}
+
+std::string BackendName(const testing::TestParamInfo<const Backend*>& info) {
+  return std::string(info.param->name());
+}
+INSTANTIATE_TEST_SUITE_P(Backends, SandboxTest, testing::ValuesIn(Backends()), BackendName);
+
+}  // namespace
+}  // namespace lamina::backends
