@@ -44,9 +44,13 @@ void AddPrefetch(CLI::App& app, Action& run);
 // `command` is the container's, as in AddRun.
 void AddProfile(CLI::App& app, std::vector<std::string> command, Action& run);
 
+// `command` is the program of `sandbox exec`, as in AddRun.
+void AddSandbox(CLI::App& app, std::vector<std::string> command, Action& run);
+
 // Cuts the container's command and arguments out of those of `lamina run` and returns them: what
-// follows the image, without a "--" before it. For `lamina profile record`, what follows the "--". CLI11 must not see them: it would take their options
-// for ours, and splits an argument such as "[a,b]" in two.
+// follows the image, without a "--" before it. For `lamina profile record` and `lamina sandbox exec`,
+// what follows the "--". CLI11 must not see them: it would take their options for ours, and splits an
+// argument such as "[a,b]" in two.
 std::vector<std::string> CutRunCommand(std::vector<std::string>& arguments);
 
 // Marks an error as one of usage, for kExitUsage. Context must be added before.

@@ -114,8 +114,9 @@ int main(int argc, char** argv) {
   app.footer(
       "An <image> is oci:DIR[:TAG], a converted image in an OCI layout directory, or\n"
       "docker://HOST[:PORT]/REPOSITORY[:TAG][@DIGEST], one in a registry.\n"
-      "Exit codes: 0 done, 1 failed, 2 wrong usage; 'run' gives the container's own, 127 if its\n"
-      "program is not there, 126 if it cannot be executed.");
+      "Exit codes: 0 done, 1 failed, 2 wrong usage; 'run' and 'sandbox exec' give the program's own,\n"
+      "128 + n if it was ended by signal n (9 at a limit, which is said), 127 if it is not there,\n"
+      "126 if it cannot be executed.");
   lamina::cli::Action run;
   lamina::cli::AddConvert(app, run);
   lamina::cli::AddMount(app, run);
@@ -127,6 +128,7 @@ int main(int argc, char** argv) {
   lamina::cli::AddServe(app, run);
   lamina::cli::AddCache(app, run);
   lamina::cli::AddPrefetch(app, run);
+  lamina::cli::AddSandbox(app, container_command, run);
   lamina::cli::AddProfile(app, std::move(container_command), run);
 
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them

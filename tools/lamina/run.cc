@@ -15,6 +15,7 @@
 #include "tools/lamina/commands.h"
 #include "tools/lamina/output.h"
 #include "tools/lamina/run.h"
+#include "tools/lamina/run_in_sandbox.h"
 
 namespace lamina::cli {
 namespace {
@@ -24,6 +25,8 @@ using std::chrono::steady_clock;
 
 struct Options {
   ContainerOptions container;
+  SandboxFlags sandbox{.backend = "container"};
+  ExecFlags exec{.interactive = true};
   bool json = false;
 };
 
@@ -129,6 +132,15 @@ absl::StatusOr<int> RunContainer(ContainerOptions options) {
 namespace {
 
 absl::StatusOr<int> Run(Options& options) {
+  ASSIGN_OR_RETURN(const backends::Choice choice, ToBackend(options.sandbox, /*stateless=*/false));
+  if (!choice.reason.empty()) PrintError(choice.reason);
+  if (choice.backend->name() != "container") {
+    options.exec.json = options.json;
+    return RunInSandbox(options.container, choice, options.sandbox, options.exec);
+  }
+  if (!options.exec.timeout.empty()) {
+    return UsageError(absl::InvalidArgumentError("--timeout is for --backend=fncall"));
+  }
   if (options.json) {
     options.container.ended = [](fs::Client& client, const std::string& rootfs,
                                  const ContainerSummary& run) -> absl::Status {
@@ -147,7 +159,8 @@ absl::StatusOr<int> Run(Options& options) {
 bool TakesValue(std::string_view option) {
   return option == "--state" || option == "--writable-dir" || option == "--cache" ||
          option == "--cache-size" || option == "--cache-free" || option == "--creds" ||
-         option == "--mirror" || option == "--prefetch-rate" || option == "--ca-file";
+         option == "--mirror" || option == "--prefetch-rate" || option == "--ca-file" ||
+         option == "--backend" || option == "--needs" || option == "--timeout";
 }
 
 }  // namespace
@@ -160,6 +173,17 @@ void AddRun(CLI::App& app, std::vector<std::string> command_line, Action& run) {
   command->add_option("image", options->container.image, kImageHelp)->required();
   command->add_option("--writable-dir", options->container.writable_dir,
                       "Keep what the container writes in this directory (in upper/)");
+  command
+      ->add_option("--backend", options->sandbox.backend,
+                   "container; fncall: a stateless call in a jail; auto: the lightest that is "
+                   "enough for --needs")
+      ->capture_default_str();
+  command
+      ->add_option("--needs", options->sandbox.needs,
+                   "For auto: stateless, state, root, own-kernel")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"stateless", "state", "root", "own-kernel"}));
+  command->add_option("--timeout", options->exec.timeout, "fncall: kill it after that time");
   AddRegistryOptions(*command, options->container.registry);
   AddStateOption(*command, options->container.state);
   AddCacheOptions(*command, options->container.cache);
@@ -174,7 +198,10 @@ void AddRun(CLI::App& app, std::vector<std::string> command_line, Action& run) {
 }
 
 std::vector<std::string> CutRunCommand(std::vector<std::string>& arguments) {
-  if (arguments.size() > 1 && arguments[0] == "profile" && arguments[1] == "record") {
+  const bool after_dashes =
+      arguments.size() > 1 && ((arguments[0] == "profile" && arguments[1] == "record") ||
+                               (arguments[0] == "sandbox" && arguments[1] == "exec"));
+  if (after_dashes) {
     const auto dashes = std::ranges::find(arguments, "--");
     if (dashes == arguments.end()) return {};
     std::vector<std::string> command(dashes + 1, arguments.end());

@@ -46,8 +46,9 @@ absl::Status PrepareState(const std::string& state) {
        entry.increment(error)) {
     const std::string name = entry->path().filename();
     if (name == kLockFile) return absl::OkStatus();
-    // An engine may fail before it has a lock; a file system of its own may have been made for it.
-    if (name != kLogFile && name != "lost+found") empty = false;
+    // An engine may fail before it has a lock; a file system of its own may have been made for it; a
+    // launcher makes room for a sandbox before it mounts the first one.
+    if (name != kLogFile && name != "lost+found" && name != "sandboxes") empty = false;
   }
   if (error) return ErrnoStatus(error.value(), "state directory " + state);
   if (empty) return absl::OkStatus();
