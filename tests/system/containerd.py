@@ -96,12 +96,16 @@ class Containerd:
 
     def run(self, image, name, *command, options=(), status=0, namespace=NAMESPACE):
         """Runs a container to its end and gives what it printed."""
-        return self.ctr("run", "--rm", "--snapshotter=lamina", *options, image, name, *command,
+        return self.ctr("run", "--rm", *self._run_options(), *options, image, name, *command,
                         status=status, namespace=namespace).stdout
 
     def start_container(self, image, name, *command, namespace=NAMESPACE):
-        self.ctr("run", "--detach", "--snapshotter=lamina", image, name, *command,
+        self.ctr("run", "--detach", *self._run_options(), image, name, *command,
                  namespace=namespace)
+
+    def _run_options(self):
+        # What runc knows of containers is the workspace's: names that a killed test left are free.
+        return ["--snapshotter=lamina", f"--runc-root={self.root}/runc"]
 
     def execute(self, name, *command, namespace=NAMESPACE, status=0):
         return self.ctr("tasks", "exec", f"--exec-id=e{os.urandom(4).hex()}", name, *command,
