@@ -181,6 +181,7 @@ void AddRun(CLI::App& app, std::vector<std::string> command_line, Action& run) {
   command
       ->add_option("--needs", options->sandbox.needs,
                    "For auto: stateless, state, root, own-kernel")
+      ->allow_extra_args(false)  // else it takes the image for one as well
       ->delimiter(',')
       ->check(CLI::IsMember({"stateless", "state", "root", "own-kernel"}));
   command->add_option("--timeout", options->exec.timeout, "fncall: kill it after that time");

@@ -262,7 +262,7 @@ void AddSandbox(CLI::App& app, std::vector<std::string> command_line, Action& ru
   exec->add_option("--shell", options->script, "Run a script with the image's /bin/sh instead");
   exec->add_option("--session", options->session,
                    "Keep working directory and exported variables under this name");
-  exec->add_option("--env,-e", options->sandbox.environment, "NAME=value");
+  exec->add_option("--env,-e", options->sandbox.environment, "NAME=value")->allow_extra_args(false);
   exec->add_option("--user", options->sandbox.user, "User in the image [the sandbox's]");
   exec->add_option("--workdir", options->sandbox.working_directory,
                    "Working directory [the sandbox's]");

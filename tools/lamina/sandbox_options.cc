@@ -129,6 +129,7 @@ void AddSandboxFlags(CLI::App& command, SandboxFlags& flags) {
   command
       .add_option("--needs", flags.needs,
                   "For auto, what the task needs: stateless, state, root, own-kernel")
+      ->allow_extra_args(false)  // else it takes the image for one as well
       ->delimiter(',')
       ->check(CLI::IsMember({"stateless", "state", "root", "own-kernel"}));
   command.add_option("--memory", flags.memory, "Limit, as in 512M")->type_name("SIZE");
@@ -136,7 +137,8 @@ void AddSandboxFlags(CLI::App& command, SandboxFlags& flags) {
       ->check(CLI::Range(0.001, 100000.0));
   command.add_option("--processes", flags.processes, "Limit");
   command.add_option("--disk", flags.disk, "Limit of what it may write")->type_name("SIZE");
-  command.add_option("--env,-e", flags.environment, "NAME=value, beyond the image's");
+  command.add_option("--env,-e", flags.environment, "NAME=value, beyond the image's")
+      ->allow_extra_args(false);
   command.add_option("--user", flags.user, "User in the image [the image's]");
   command.add_option("--workdir", flags.working_directory, "Working directory [the image's]");
   command.add_option("--network", flags.network, "none, or host: the host's")
@@ -194,10 +196,13 @@ void AddExecFlags(CLI::App& command, ExecFlags& flags) {
       ->type_name("SIZE");
   command.add_option("--file-limit", flags.file_limit, "Size of a file that it writes")
       ->type_name("SIZE");
-  command.add_option("--in", flags.files_in,
-                     "fncall: HOST[=NAME], a file for the call's working directory");
-  command.add_option("--out", flags.files_out,
-                     "fncall: HOST[=NAME], where to put a file from there");
+  command
+      .add_option("--in", flags.files_in,
+                  "fncall: HOST[=NAME], a file for the call's working directory")
+      ->allow_extra_args(false);
+  command
+      .add_option("--out", flags.files_out, "fncall: HOST[=NAME], where to put a file from there")
+      ->allow_extra_args(false);
   command.add_flag("--interactive,-i", flags.interactive, "Pass on standard input");
 }
 
