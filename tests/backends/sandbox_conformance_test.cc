@@ -120,7 +120,7 @@ TEST_P(SandboxTest, TimeoutKillsAndIsTold) {
   Sandbox& sandbox = Make();
   const auto start = steady_clock::now();
   const ExecResult result = Run(
-      sandbox, {.script = "echo before; sleep 1000 & sleep 1000", .timeout = milliseconds(200)});
+      sandbox, {.script = "echo before; sleep 1000 & sleep 1000", .timeout = seconds(2)});
   EXPECT_EQ(result.ending, ExecEnding::kTimeLimit);
   EXPECT_EQ(result.standard_output, "before\n");
   EXPECT_LT(steady_clock::now() - start, seconds(20));
@@ -438,7 +438,7 @@ TEST_P(SandboxTest, TheEndOfTheSandboxIsToldFromTheEndOfTheProgram) {
   std::thread waiting([&] { result = Shell(sandbox, "echo here; sleep 1000"); });
   for (int turn = 0; turn < 500 && sandbox.Stats()->running_execs == 0; ++turn) ::usleep(10'000);
   const auto other = launcher().Find(sandbox.id());
-  ASSERT_EQ((*other)->Stop(), absl::OkStatus());
+  EXPECT_EQ((*other)->Stop(), absl::OkStatus());
   waiting.join();
   EXPECT_EQ(result.ending, ExecEnding::kSandboxDied);
   EXPECT_EQ(result.Verdict(), "internal error");

@@ -27,6 +27,22 @@ TemporaryDirectory MakeDirectory() {
 
 std::string DirectoryOf(const std::string& path) { return path.substr(0, path.rfind('/')); }
 
+void ListDirectories(const std::string& directory, std::vector<std::string>& found) {
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end;
+       entry.increment(error)) {
+    if (entry->is_directory(error)) found.push_back(entry->path());
+  }
+}
+
+std::vector<std::string> ControlGroups() {
+  std::vector<std::string> found;
+  for (const char* tree : {"", "/memory", "/pids", "/freezer", "/systemd", "/cpuset", "/blkio"}) {
+    ListDirectories(fmt::format("/sys/fs/cgroup{}/lamina", tree), found);
+  }
+  return found;
+}
+
 }  // namespace
 
 int Repetitions(int count) {
@@ -63,6 +79,8 @@ TestMachine::TestMachine()
   Check(WriteFileAtomically(root + "/etc/group", "root:x:0:\napp:x:1235:\n"));
   Check(WriteFileAtomically(root + "/etc/hostname", "image\n"));
   Check(fs::Convert({.source = "dir:" + root, .destination = image()}).status());
+  const std::vector<std::string> groups = ControlGroups();
+  others_ = {groups.begin(), groups.end()};
 }
 
 TestMachine::~TestMachine() {
@@ -77,16 +95,9 @@ TestMachine::~TestMachine() {
 
 std::vector<std::string> TestMachine::Leftovers() const {
   std::vector<std::string> found;
-  std::error_code error;
-  const auto list = [&](const std::string& directory) {
-    for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end;
-         entry.increment(error)) {
-      if (entry->is_directory(error)) found.push_back(entry->path());
-    }
-  };
-  list(SandboxesDirectory(options_));
-  for (const char* tree : {"", "/memory", "/pids", "/freezer", "/systemd", "/cpuset", "/blkio"}) {
-    list(fmt::format("/sys/fs/cgroup{}/lamina", tree));
+  ListDirectories(SandboxesDirectory(options_), found);
+  for (const std::string& group : ControlGroups()) {
+    if (!others_.contains(group)) found.push_back(group);
   }
   const auto mounts = fs::ReadMountInfo();
   if (mounts.ok()) {

@@ -4,6 +4,7 @@
 #ifndef LAMINA_TESTS_BACKENDS_SANDBOX_TESTING_H_
 #define LAMINA_TESTS_BACKENDS_SANDBOX_TESTING_H_
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -28,13 +29,15 @@ class TestMachine {
   std::string path(const std::string& name) const { return directory_.path() + "/" + name; }
 
   // What there is of sandboxes on the machine that is not the kernel's business alone: directories,
-  // mounts, control groups, processes in them, loop devices. Empty if nothing was left.
+  // mounts, control groups, processes in them, loop devices. Empty if nothing was left. Control
+  // groups that were there before this object do not count.
   std::vector<std::string> Leftovers() const;
 
  private:
   TemporaryDirectory directory_;
   LauncherOptions options_;
   Launcher launcher_;
+  std::set<std::string> others_;  // control groups of sandboxes that were there before
 };
 
 }  // namespace lamina::backends
