@@ -114,7 +114,7 @@ int main(int argc, char** argv) {
   app.footer(
       "An <image> is oci:DIR[:TAG], a converted image in an OCI layout directory, or\n"
       "docker://HOST[:PORT]/REPOSITORY[:TAG][@DIGEST], one in a registry.\n"
-      "Exit codes: 0 done, 1 failed, 2 wrong usage; 'run' and 'sandbox exec' give the program's own,\n"
+      "Exit codes: 0 done, 1 failed, 2 wrong usage; 'run' and 'sandbox exec' give the program's,\n"
       "128 + n if it was ended by signal n (9 at a limit, which is said), 127 if it is not there,\n"
       "126 if it cannot be executed.");
   lamina::cli::Action run;
