@@ -104,8 +104,12 @@ EngineImpl::EngineImpl(EngineOptions options, UniqueFd lock, std::unique_ptr<Mou
 EngineImpl::~EngineImpl() {
   repair_ = std::jthread();  // ends it
   if (handed_over_) return;
+  absl::StatusOr<std::vector<MountInfo>> mounted = std::vector<MountInfo>();
+  if (!mounts_.empty()) mounted = ReadMountInfo();
   for (auto& [target, mount] : mounts_) {
-    if (absl::Status status = UnmountParts(mount.record, /*detach=*/true); !status.ok()) {
+    absl::Status status = mounted.status();
+    if (status.ok()) status = UnmountParts(mount.record, /*detach=*/true, *mounted);
+    if (!status.ok()) {
       spdlog::error("{}", std::string(status.message()));
     }
     detached_.push_back(std::move(mount));
@@ -360,9 +364,15 @@ absl::Status EngineImpl::MountErofsAt(const std::string& target, MountState& mou
 // Unmounts from the top down. A mount that is gone already is not an error, one that is not ours is
 // left alone.
 absl::Status EngineImpl::UnmountParts(const MountRecord& record, bool detach) {
+  ASSIGN_OR_RETURN(const std::vector<MountInfo> mounted, ReadMountInfo());
+  return UnmountParts(record, detach, mounted);
+}
+
+absl::Status EngineImpl::UnmountParts(const MountRecord& record, bool detach,
+                                      std::span<const MountInfo> mounted) {
   const MountPaths paths(state_, record.description.id, record.writable_dir);
   const std::string& target = record.description.target;
-  ASSIGN_OR_RETURN(const std::optional<MountInfo> info, FindMount(target));
+  const std::optional<MountInfo> info = FindMountIn(mounted, target);
   if (info.has_value() && IsOurs(*info, record)) {
     RETURN_IF_ERROR(mounter_->Unmount(target, detach));
   } else if (info.has_value() && !detach) {

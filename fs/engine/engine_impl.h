@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 #include <stop_token>
 #include <string>
 #include <thread>
@@ -139,6 +140,9 @@ class EngineImpl : public Engine {
   absl::Status StartTreeAt(const std::string& target, MountState& mount);
   absl::Status Put(const MountRecord& record);
   absl::Status UnmountParts(const MountRecord& record, bool detach);
+  // With what ReadMountInfo() said just before.
+  absl::Status UnmountParts(const MountRecord& record, bool detach,
+                            std::span<const MountInfo> mounted);
   bool IsOurs(const MountInfo& info, const MountRecord& record) const;
   // After the parts are unmounted: keeps what still has users, forgets the rest.
   void Detach(MountState mount);

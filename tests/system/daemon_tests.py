@@ -59,6 +59,22 @@ def _(workspace):
     check_equal(os.listdir(workspace.state / "mounts"), [], "directories of mounts")
 
 
+@test("daemon.ends-cleanly-with-many-mounts")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    count = repetitions(20)
+    with Daemon(workspace) as daemon:
+        for _ in range(count):
+            workspace.lamina("mount", image, workspace.new_directory("mnt"),
+                             f"--state={workspace.state}", "--no-prefetch")
+        start = time.monotonic()
+        daemon.stop()
+        print(f"{count} mounts: ended after {time.monotonic() - start:.2f} s")
+    check_equal(workspace.mounts(), [], "what is still mounted")
+    check_equal(os.listdir(workspace.state / "mounts"), [], "directories of mounts")
+
+
 @test("daemon.killed-under-readers-is-not-noticed")
 def _(workspace):
     need_root()
