@@ -35,6 +35,8 @@ constexpr std::chrono::microseconds kClosePause{200};
 // else gives.
 constexpr char kWorkDirectory[] = ".lamina-work";
 
+constexpr std::string_view kLockFile = "lock";
+
 absl::Status MakeDirectory(const std::string& path, mode_t mode) {
   if (::mkdir(path.c_str(), mode) != 0 && errno != EEXIST) {
     return ErrnoStatus(errno, "create directory " + path);
@@ -607,12 +609,31 @@ void EngineImpl::SweepDetached() {
   });
 }
 
-absl::StatusOr<UniqueFd> LockStateDirectory(const std::string& state) {
+absl::Status PrepareStateDirectory(const std::string& state) {
   std::error_code error;
   std::filesystem::create_directories(std::filesystem::path(state).parent_path(), error);
   if (error) return ErrnoStatus(error.value(), "create the parent of " + state);
-  RETURN_IF_ERROR(MakeDirectory(state, 0700));
-  ASSIGN_OR_RETURN(UniqueFd lock, OpenFile(state + "/lock", O_RDWR | O_CREAT, 0600));
+  if (::mkdir(state.c_str(), 0700) == 0) return absl::OkStatus();
+  if (errno != EEXIST) return ErrnoStatus(errno, "create state directory " + state);
+  bool empty = true;
+  for (std::filesystem::directory_iterator entry(state, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename();
+    if (name == kLockFile) return absl::OkStatus();
+    // An engine may fail before it has a lock; a file system of its own may have been made for it; a
+    // launcher makes room for a sandbox before it mounts the first one.
+    if (name != kEngineLog && name != "lost+found" && name != "sandboxes") empty = false;
+  }
+  if (error) return ErrnoStatus(error.value(), "state directory " + state);
+  if (empty) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      fmt::format("{} is neither empty nor a state directory of Lamina", state));
+}
+
+absl::StatusOr<UniqueFd> LockStateDirectory(const std::string& state) {
+  RETURN_IF_ERROR(PrepareStateDirectory(state));
+  ASSIGN_OR_RETURN(UniqueFd lock,
+                   OpenFile(fmt::format("{}/{}", state, kLockFile), O_RDWR | O_CREAT, 0600));
   ASSIGN_OR_RETURN(const bool locked, TryLock(lock.get()), "lock {}/lock", state);
   if (locked) return lock;
   return absl::UnavailableError(

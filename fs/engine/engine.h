@@ -129,8 +129,14 @@ struct EngineOptions {
   std::shared_ptr<DescriptorHolder> holder;
 };
 
-// Makes the directory if it is missing and takes its lock, which goes with the descriptor.
-// kUnavailable if another engine, or a holder for one, has it.
+// Where an engine that runs in the background logs, in its state directory.
+inline constexpr std::string_view kEngineLog = "engine.log";
+
+// Makes the state directory if it is missing. kFailedPrecondition if there is one that is neither
+// empty nor an engine's, so that a slip of the hand does not fill someone's directory.
+absl::Status PrepareStateDirectory(const std::string& state);
+// Prepares the directory and takes its lock, which goes with the descriptor. kUnavailable if another
+// engine, or a holder for one, has it.
 absl::StatusOr<UniqueFd> LockStateDirectory(const std::string& state);
 
 // Thread-safe.

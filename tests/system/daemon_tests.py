@@ -59,6 +59,18 @@ def _(workspace):
     check_equal(os.listdir(workspace.state / "mounts"), [], "directories of mounts")
 
 
+@test("daemon.does-not-put-its-state-into-a-directory-of-something-else")
+def _(workspace):
+    need_root()
+    mine = workspace.new_directory("mine")
+    (mine / "letter").write_text("dear", encoding="ascii")
+    result = subprocess.run([program("LAMINAD"), f"--state={mine}"], check=False,
+                            capture_output=True, text=True, timeout=60)
+    check_equal(result.returncode, 1, "exit code")
+    check("neither empty nor a state directory" in result.stderr + result.stdout, result.stderr)
+    check_equal(os.listdir(mine), ["letter"], "what is there")
+
+
 @test("daemon.ends-cleanly-with-many-mounts")
 def _(workspace):
     need_root()
