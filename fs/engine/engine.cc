@@ -221,7 +221,7 @@ absl::StatusOr<MountDescription> EngineImpl::MountPrepared(const MountRequest& r
   }
   const MountDescription description = mount.record.description;
   for (const auto& blob : mount.blobs) blob->ShareChunks();
-  if (image) StartPrefetch(request.prefetch, *std::move(image), mount);
+  if (image) StartPrefetch(*std::move(image), mount);
   mounts_.emplace(request.target, std::move(mount));
   spdlog::info("mounted {} at {} by {} ({})", description.image, description.target,
                TransportName(description.transport), description.reason);
@@ -252,6 +252,7 @@ absl::StatusOr<MountState> EngineImpl::Prepare(const MountRequest& request, Imag
   mount.record.writable_dir = request.writable_dir;
   mount.record.token = request.token;
   mount.record.registry = request.registry;
+  mount.record.prefetch = request.prefetch;
   mount.record.description = {.image = request.image,
                               .target = request.target,
                               .transport = choice.transport,
@@ -562,16 +563,29 @@ bool EngineImpl::Idle() {
   return mounts_.empty() && detached_.empty() && prefetch_jobs_.Idle();
 }
 
-void EngineImpl::StartPrefetch(const PrefetchOptions& options, Image image, MountState& mount) {
-  if (!options.enabled) return;
+namespace {
+
+Prefetcher::Work PrefetchWork(const MountState& mount) {
+  const PrefetchOptions& options = mount.record.prefetch;
+  return {.blobs = mount.blobs,
+          .rest = options.fill ? Prefetcher::Work::Rest::kWhenIdle : Prefetcher::Work::Rest::kLeave,
+          .bytes_per_second = options.bytes_per_second,
+          .stats = mount.prefetch_stats,
+          .readers = mount.stats};
+}
+
+}  // namespace
+
+void EngineImpl::ContinuePrefetch(MountState& mount) {
+  if (!mount.record.prefetch.enabled || mount.blobs.empty()) return;
   mount.prefetch_stats = std::make_shared<ReadStats>();
-  Prefetcher::Work work{
-      .blobs = mount.blobs,
-      .rest = options.fill ? Prefetcher::Work::Rest::kWhenIdle : Prefetcher::Work::Rest::kLeave,
-      .bytes_per_second = options.bytes_per_second,
-      .stats = mount.prefetch_stats,
-      .readers = mount.stats};
-  mount.prefetch = prefetcher_.Start(std::move(work),
+  mount.prefetch = prefetcher_.Start(PrefetchWork(mount));
+}
+
+void EngineImpl::StartPrefetch(Image image, MountState& mount) {
+  if (!mount.record.prefetch.enabled) return;
+  mount.prefetch_stats = std::make_shared<ReadStats>();
+  mount.prefetch = prefetcher_.Start(PrefetchWork(mount),
                                      [image = std::move(image), metadata = mount.metadata](
                                          const std::stop_token& stop, Prefetcher::Work& planned) {
                                        PlanStart(image, metadata->mapping.bytes(), stop, planned);

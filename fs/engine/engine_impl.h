@@ -148,7 +148,10 @@ class EngineImpl : public Engine {
   void Detach(MountState mount);
   bool InUse(const MountState& mount);
   void Forget(const MountRecord& record);
-  void StartPrefetch(const PrefetchOptions& options, Image image, MountState& mount);
+  void StartPrefetch(Image image, MountState& mount);
+  // After a take-over: the image's rest, and what its readers show. A start that was interrupted goes
+  // on by what it reads.
+  void ContinuePrefetch(MountState& mount);
   void KeepStats(const MountState& mount);
   void SweepDetached();
 
