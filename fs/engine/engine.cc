@@ -149,10 +149,11 @@ bool EngineImpl::HasDetachedMounts() {
   return !detached_.empty();
 }
 
-absl::Status EngineImpl::PinImage(const std::string& image, bool pinned) {
+absl::Status EngineImpl::PinImage(const std::string& image, bool pinned,
+                                  const registry::Settings& registry) {
   // What a tag says now, if it can be found out: another image may have been there when it was used.
   if (pinned && !image.starts_with("sha256:")) {
-    const absl::StatusOr<Image> opened = fs::OpenImage(image, oci::Platform::Host());
+    const absl::StatusOr<Image> opened = OpenImage(image, registry);
     if (opened.ok()) return images_.Pin(RecordOf(*opened));
     if (images_.SetPinned(image, true).ok()) return absl::OkStatus();
     return opened.status();

@@ -177,8 +177,10 @@ class Engine {
 
   // The images that this node keeps content of. Lives as long as the engine.
   virtual ImageCache& images() = 0;
-  // Pins an image, or no longer: pinned content is not evicted.
-  virtual absl::Status PinImage(const std::string& image, bool pinned) = 0;
+  // Pins an image, or no longer: pinned content is not evicted. `registry` is for finding out which
+  // image a name stands for.
+  virtual absl::Status PinImage(const std::string& image, bool pinned,
+                                const registry::Settings& registry) = 0;
 
   // One for each image that has a mount. What they count never goes back while they are there.
   virtual std::vector<ImageReport> ReportImages() = 0;

@@ -95,7 +95,8 @@ class EngineImpl : public Engine {
   absl::StatusOr<std::vector<MountReport>> Report(
       const std::optional<std::string>& target) override;
   ImageCache& images() override { return images_; }
-  absl::Status PinImage(const std::string& image, bool pinned) override;
+  absl::Status PinImage(const std::string& image, bool pinned,
+                        const registry::Settings& registry) override;
   std::vector<ImageReport> ReportImages() override;
   void ForgetGoneMounts() override;
   bool HasMounts() override;

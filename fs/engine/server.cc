@@ -53,7 +53,12 @@ absl::StatusOr<json> ExecuteCache(Engine& engine, std::string_view op, const jso
   ASSIGN_OR_RETURN(const std::string image, StringField(request, "image"));
   if (op == "cache-pin") {
     ASSIGN_OR_RETURN(const bool pinned, BoolField(request, "pinned"));
-    RETURN_IF_ERROR(engine.PinImage(image, pinned), "{} {}", pinned ? "pin" : "unpin", image);
+    registry::Settings registry;
+    if (const auto field = request.find("registry"); field != request.end()) {
+      ASSIGN_OR_RETURN(registry, ParseRegistrySettings(*field));
+    }
+    RETURN_IF_ERROR(engine.PinImage(image, pinned, registry), "{} {}", pinned ? "pin" : "unpin",
+                    image);
     return json::object();
   }
   ASSIGN_OR_RETURN(const CacheCleanup cleanup, engine.images().Remove(image), "remove {}", image);
