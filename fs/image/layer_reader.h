@@ -13,11 +13,11 @@
 
 namespace lamina::fs {
 
-// Immutable; any number of threads. The tables and the reader refer to the strings.
+// Immutable; any number of threads. The tables and the reader refer to the bytes.
 struct LayerTables {
   std::string frame_bytes;
   std::string chunk_bytes;
-  std::string metadata_bytes;
+  Mapping metadata_bytes;  // of a file without a name
 
   chunkstore::SectionTable sections;
   chunkstore::FrameTable frames;
