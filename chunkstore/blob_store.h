@@ -7,7 +7,7 @@
 //   frames     decoded frame table
 //   metadata   decoded EROFS metadata, padded to 2 MiB
 //   chunks     decoded chunk table
-//   checksums  XXH3 of the three above
+//   checksums  XXH3 of the three above, and ContentDigest() of the chunk table
 //   data       the address space, sparse, padded to 2 MiB
 //   present    bitmap: one bit a frame, set after the frame's bytes are in `data`, cleared before
 //              they are evicted
@@ -64,6 +64,8 @@ class Blob {
   virtual uint32_t blocks() const = 0;
   // EROFS metadata of the layer, verified; valid as long as the blob.
   virtual std::span<const std::byte> metadata() const = 0;
+  // ContentDigest() of the blob's chunk table.
+  virtual const Digest& content_digest() const = 0;
   virtual const FrameTable& frames() const = 0;
   // The data file: for reading under a Hold, or in the `done` of a foreground fetch. Not to be
   // mapped.

@@ -344,6 +344,15 @@ absl::Status DecodeSectionTo(const Section& section, std::string_view name,
   return Annotate(DecompressTo(bytes, section.uncompressed_length, sink), name);
 }
 
+Digest ContentDigest(std::span<const std::byte> chunk_table) {
+  Hasher hasher;
+  for (; chunk_table.size() >= sizeof(ChunkRecord);
+       chunk_table = chunk_table.subspan(sizeof(ChunkRecord))) {
+    hasher.Update(chunk_table.subspan(offsetof(ChunkRecord, digest), sizeof(ChunkRecord::digest)));
+  }
+  return hasher.Finish();
+}
+
 absl::StatusOr<FrameTable> FrameTable::Parse(std::span<const std::byte> bytes,
                                              const SectionTable& sections) {
   FrameTable table;

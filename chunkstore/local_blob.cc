@@ -33,11 +33,12 @@ struct Checksums {
   uint64_t frames = 0;
   uint64_t metadata = 0;
   uint64_t chunks = 0;
+  Digest content;    // ContentDigest() of the chunk table
   uint64_t own = 0;  // of the fields above
 
   uint64_t Own() const { return XXH3_64bits(this, offsetof(Checksums, own)); }
 };
-static_assert(sizeof(Checksums) == 32);
+static_assert(sizeof(Checksums) == 64);
 
 uint64_t ChecksumOf(std::string_view content) {
   return XXH3_64bits(content.data(), content.size());
@@ -223,6 +224,7 @@ absl::Status LocalBlob::OpenTables(const LayerDescriptor& descriptor) {
   ASSIGN_OR_RETURN(frames_file_, MapChecked(directory_ + kFrames, frames_length, frames_length,
                                             checksums.frames));
   ASSIGN_OR_RETURN(frames_, FrameTable::Parse(std::as_const(frames_file_).bytes(), sections_));
+  content_digest_ = checksums.content;
   const uint64_t metadata_length = sections_.metadata.uncompressed_length;
   ASSIGN_OR_RETURN(metadata_, MapChecked(directory_ + kMetadata, metadata_length,
                                          PaddedFileSize(metadata_length), checksums.metadata));
@@ -264,7 +266,9 @@ absl::Status LocalBlob::Create(const std::string& directory, const LayerDescript
   const std::string layer = descriptor.digest.ToString();
   const BlobTables& tables = draft.tables;
   ASSIGN_OR_RETURN(const uint64_t metadata_size, FileSize(draft.metadata()));
-  Checksums checksums{.frames = ChecksumOf(tables.frames), .chunks = ChecksumOf(tables.chunks)};
+  Checksums checksums{.frames = ChecksumOf(tables.frames),
+                      .chunks = ChecksumOf(tables.chunks),
+                      .content = ContentDigest(AsBytes(tables.chunks))};
   ASSIGN_OR_RETURN(checksums.metadata, ChecksumOfFile(draft.metadata(), metadata_size));
   checksums.own = checksums.Own();
   const std::pair<const char*, std::string_view> files[] = {
@@ -305,6 +309,7 @@ absl::StatusOr<std::unique_ptr<LocalBlob>> LocalBlob::OpenInMemory(
   ASSIGN_OR_RETURN(blob->metadata_,
                    Mapping::OfFile(draft.metadata(), blob->sections_.metadata.uncompressed_length,
                                    /*writable=*/false));
+  blob->content_digest_ = ContentDigest(AsBytes(tables.chunks));
   blob->data_size_ = PaddedFileSize(uint64_t{blob->sections_.blocks} * kBlockSize);
   ASSIGN_OR_RETURN(blob->data_, NewMemoryFile(blob->data_size_));
   blob->present_ = std::make_unique<PresentMap>(blob->frames_.size());

@@ -88,6 +88,7 @@ class LocalBlob {
   const SectionTable& sections() const { return sections_; }
   const FrameTable& frames() const { return frames_; }
   std::span<const std::byte> metadata() const { return metadata_.bytes(); }
+  const Digest& content_digest() const { return content_digest_; }
   int data_fd() const { return data_.get(); }
   bool in_memory() const { return directory_.empty(); }
   uint64_t data_size() const { return data_size_; }
@@ -129,6 +130,7 @@ class LocalBlob {
   Mapping frames_file_;
   FrameTable frames_;
   Mapping metadata_;
+  Digest content_digest_;
   Mapping chunks_file_;
   ChunkTable chunks_;
   UniqueFd data_;

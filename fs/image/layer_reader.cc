@@ -28,4 +28,15 @@ absl::StatusOr<std::unique_ptr<const LayerTables>> ReadLayerTables(
   return tables;
 }
 
+absl::Status CheckDevice(const erofs::Reader& metadata, uint32_t blocks, const Digest& content) {
+  if (metadata.devices().size() != 1 || metadata.devices()[0].blocks != blocks) {
+    return absl::DataLossError(
+        fmt::format("metadata: the device table is not one device of {} blocks", blocks));
+  }
+  if (metadata.devices()[0].tag != content.Hex()) {
+    return absl::DataLossError("metadata: the device's tag is not the digest of the content");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace lamina::fs

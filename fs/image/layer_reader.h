@@ -29,6 +29,10 @@ struct LayerTables {
 absl::StatusOr<std::unique_ptr<const LayerTables>> ReadLayerTables(
     chunkstore::OriginBlob& blob, const chunkstore::LayerDescriptor& descriptor);
 
+// Whether a layer's metadata have the device that they must have: one of so many blocks, whose tag is
+// the blob's content digest.
+absl::Status CheckDevice(const erofs::Reader& metadata, uint32_t blocks, const Digest& content);
+
 }  // namespace lamina::fs
 
 #endif  // LAMINA_FS_IMAGE_LAYER_READER_H_
