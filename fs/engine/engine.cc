@@ -18,8 +18,8 @@
 #include "fs/engine/attach.h"
 #include "fs/engine/engine_impl.h"
 #include "fs/engine/messages.h"
+#include "fs/engine/start_plan.h"
 #include "fs/image/image.h"
-#include "fs/prefetch/image_prefetch.h"
 
 namespace lamina::fs {
 namespace {
@@ -36,6 +36,9 @@ constexpr std::chrono::microseconds kClosePause{200};
 constexpr char kWorkDirectory[] = ".lamina-work";
 
 constexpr std::string_view kLockFile = "lock";
+
+// How long a mount waits for the image's profile once all else is ready.
+constexpr std::chrono::milliseconds kProfilePatience(300);
 
 absl::Status MakeDirectory(const std::string& path, mode_t mode) {
   if (::mkdir(path.c_str(), mode) != 0 && errno != EEXIST) {
@@ -191,14 +194,12 @@ absl::StatusOr<EngineImpl::Choice> EngineImpl::ChooseTransport(const MountReques
 
 absl::StatusOr<MountDescription> EngineImpl::Mount(const MountRequest& request) {
   // What may take long, as reading tables from the origin, is done without the lock.
-  Image image;
-  ASSIGN_OR_RETURN(MountState mount, Prepare(request, image), "mount {}", request.image);
-  return MountPrepared(request, std::move(mount), std::move(image));
+  ASSIGN_OR_RETURN(MountState mount, Prepare(request), "mount {}", request.image);
+  return MountPrepared(request, std::move(mount));
 }
 
 absl::StatusOr<MountDescription> EngineImpl::MountPrepared(const MountRequest& request,
-                                                           MountState mount,
-                                                           std::optional<Image> image) {
+                                                           MountState mount) {
   std::lock_guard lock(mutex_);
   if (const auto there = mounts_.find(request.target); there != mounts_.end()) {
     const MountRecord& record = there->second.record;
@@ -222,7 +223,6 @@ absl::StatusOr<MountDescription> EngineImpl::MountPrepared(const MountRequest& r
   }
   const MountDescription description = mount.record.description;
   for (const auto& blob : mount.blobs) blob->ShareChunks();
-  if (image) StartPrefetch(*std::move(image), mount);
   mounts_.emplace(request.target, std::move(mount));
   spdlog::info("mounted {} at {} by {} ({})", description.image, description.target,
                TransportName(description.transport), description.reason);
@@ -246,7 +246,7 @@ absl::Status EngineImpl::CheckRequest(const MountRequest& request) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<MountState> EngineImpl::Prepare(const MountRequest& request, Image& image) {
+absl::StatusOr<MountState> EngineImpl::Prepare(const MountRequest& request) {
   RETURN_IF_ERROR(CheckRequest(request));
   ASSIGN_OR_RETURN(const Choice choice, ChooseTransport(request));
   MountState mount;
@@ -266,16 +266,21 @@ absl::StatusOr<MountState> EngineImpl::Prepare(const MountRequest& request, Imag
   if (!request.writable_dir.empty()) {
     ASSIGN_OR_RETURN(mount.writable_lock, LockWritableDirectory(request.writable_dir));
   }
-  ASSIGN_OR_RETURN(const RegistryAccess access, AccessFor(request.image, request.registry));
-  ASSIGN_OR_RETURN(image, fs::OpenImage(request.image, oci::Platform::Host(), access));
+  ASSIGN_OR_RETURN(const Image image, OpenImage(request.image, request.registry));
   mount.record.description.manifest_digest = image.manifest_digest.ToString();
   mount.image_use = images_.Use(RecordOf(image));
   mount.record.layers = image.layers;
+  mount.stats = std::make_shared<ReadStats>();
+  std::shared_ptr<StartPlan> plan;
+  if (request.prefetch.enabled) plan = StartPrefetch(image, mount);
   ASSIGN_OR_RETURN(mount.blobs, AttachAll(*store_, image));
   ASSIGN_OR_RETURN(mount.metadata, GetMergedMetadata(state_ + "/images", mount.blobs));
   mount.record.metadata = mount.metadata->path;
-  mount.stats = std::make_shared<ReadStats>();
   if (request.record) RETURN_IF_ERROR(mount.stats->touches.Start(mount.blobs));
+  if (plan != nullptr) {
+    plan->Attached(mount.blobs, mount.metadata);
+    plan->AwaitProfile(kProfilePatience);
+  }
   return mount;
 }
 
@@ -583,14 +588,13 @@ void EngineImpl::ContinuePrefetch(MountState& mount) {
   mount.prefetch = prefetcher_.Start(PrefetchWork(mount));
 }
 
-void EngineImpl::StartPrefetch(Image image, MountState& mount) {
-  if (!mount.record.prefetch.enabled) return;
+std::shared_ptr<StartPlan> EngineImpl::StartPrefetch(Image image, MountState& mount) {
   mount.prefetch_stats = std::make_shared<ReadStats>();
-  mount.prefetch = prefetcher_.Start(PrefetchWork(mount),
-                                     [image = std::move(image), metadata = mount.metadata](
-                                         const std::stop_token& stop, Prefetcher::Work& planned) {
-                                       PlanStart(image, metadata->mapping.bytes(), stop, planned);
-                                     });
+  auto plan = std::make_shared<StartPlan>(std::move(image));
+  mount.prefetch = prefetcher_.Start(
+      PrefetchWork(mount),
+      [plan](const std::stop_token& stop, Prefetcher::Work& work) { plan->Make(stop, work); });
+  return plan;
 }
 
 absl::Status EngineImpl::StartRecording(const std::string& target) {

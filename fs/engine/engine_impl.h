@@ -23,6 +23,7 @@
 #include "fs/engine/engine.h"
 #include "fs/engine/metadata_cache.h"
 #include "fs/engine/mount_record.h"
+#include "fs/engine/start_plan.h"
 #include "fs/image/image.h"
 #include "fs/mount/blob_fs.h"
 #include "fs/mount/mount.h"
@@ -120,11 +121,10 @@ class EngineImpl : public Engine {
   };
 
   absl::StatusOr<Choice> ChooseTransport(const MountRequest& request);
-  absl::StatusOr<MountState> Prepare(const MountRequest& request, Image& image);
+  absl::StatusOr<MountState> Prepare(const MountRequest& request);
   absl::Status CheckRequest(const MountRequest& request);
-  // What comes after: records, mounts and serves it. Of no image there is no prefetch.
-  absl::StatusOr<MountDescription> MountPrepared(const MountRequest& request, MountState mount,
-                                                 std::optional<Image> image);
+  // What comes after: records, mounts and serves it.
+  absl::StatusOr<MountDescription> MountPrepared(const MountRequest& request, MountState mount);
   // In engine_layers.cc.
   absl::StatusOr<MountState> PrepareLayers(const LayersRequest& request);
   std::shared_ptr<chunkstore::Origin> OriginOfLayers(const std::string& image,
@@ -149,7 +149,7 @@ class EngineImpl : public Engine {
   void Detach(MountState mount);
   bool InUse(const MountState& mount);
   void Forget(const MountRecord& record);
-  void StartPrefetch(Image image, MountState& mount);
+  std::shared_ptr<StartPlan> StartPrefetch(Image image, MountState& mount);
   // After a take-over: the image's rest, and what its readers show. A start that was interrupted goes
   // on by what it reads.
   void ContinuePrefetch(MountState& mount);

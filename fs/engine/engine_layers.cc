@@ -114,7 +114,7 @@ absl::StatusOr<MountState> EngineImpl::PrepareLayers(const LayersRequest& reques
 absl::StatusOr<MountDescription> EngineImpl::MountLayers(const LayersRequest& request) {
   const MountRequest as_mount{.image = request.image, .target = request.target};
   ASSIGN_OR_RETURN(MountState mount, PrepareLayers(request), "mount {}", request.image);
-  return MountPrepared(as_mount, std::move(mount), std::nullopt);
+  return MountPrepared(as_mount, std::move(mount));
 }
 
 }  // namespace lamina::fs
