@@ -3,6 +3,8 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "erofs/reader.h"
@@ -51,9 +53,9 @@ void PlanFromEntrypoint(const Image& image, std::span<const std::byte> metadata,
                         const std::stop_token& stop, Prefetcher::Work& work) {
   const absl::StatusOr<erofs::Reader> reader = erofs::Reader::Open(metadata);
   if (!reader.ok() || reader->devices().size() != work.blobs.size()) return;
-  const std::vector<chunkstore::Touch> touches =
-      StartupOrder(*reader, work.blobs, image.config, work.stats, stop);
-  work.plan = PlanFor(touches, work.blobs, GapFor(image));
+  const StartupFrames frames = StartupOrder(*reader, work.blobs, image.config, work.stats, stop);
+  work.plan = PlanFor(frames.opened, work.blobs, GapFor(image));
+  std::ranges::copy(PlanFor(frames.neighbours, work.blobs, 0), std::back_inserter(work.plan));
 }
 
 }  // namespace lamina::fs
