@@ -11,7 +11,6 @@
 #include <cstdint>
 
 #include "chunkstore/touch_recorder.h"
-#include "chunkstore/waker.h"
 
 namespace lamina::chunkstore {
 
@@ -56,8 +55,6 @@ struct ReadStats {
   LatencyHistogram hit_latency;            // request to reply
   LatencyHistogram miss_latency;
   TouchRecorder touches;  // of the readers, while it is asked for
-  // Called after read_requests or fetched_frames has grown.
-  Waker activity;
 
   void AddTo(ReadStats& total) const;
 };

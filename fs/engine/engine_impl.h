@@ -10,7 +10,6 @@
 #include <mutex>
 #include <optional>
 #include <set>
-#include <span>
 #include <stop_token>
 #include <string>
 #include <thread>
@@ -23,7 +22,6 @@
 #include "fs/engine/engine.h"
 #include "fs/engine/metadata_cache.h"
 #include "fs/engine/mount_record.h"
-#include "fs/engine/start_plan.h"
 #include "fs/image/image.h"
 #include "fs/mount/blob_fs.h"
 #include "fs/mount/mount.h"
@@ -96,8 +94,7 @@ class EngineImpl : public Engine {
   absl::StatusOr<std::vector<MountReport>> Report(
       const std::optional<std::string>& target) override;
   ImageCache& images() override { return images_; }
-  absl::Status PinImage(const std::string& image, bool pinned,
-                        const registry::Settings& registry) override;
+  absl::Status PinImage(const std::string& image, bool pinned) override;
   std::vector<ImageReport> ReportImages() override;
   void ForgetGoneMounts() override;
   bool HasMounts() override;
@@ -121,10 +118,11 @@ class EngineImpl : public Engine {
   };
 
   absl::StatusOr<Choice> ChooseTransport(const MountRequest& request);
-  absl::StatusOr<MountState> Prepare(const MountRequest& request);
+  absl::StatusOr<MountState> Prepare(const MountRequest& request, Image& image);
   absl::Status CheckRequest(const MountRequest& request);
-  // What comes after: records, mounts and serves it.
-  absl::StatusOr<MountDescription> MountPrepared(const MountRequest& request, MountState mount);
+  // What comes after: records, mounts and serves it. Of no image there is no prefetch.
+  absl::StatusOr<MountDescription> MountPrepared(const MountRequest& request, MountState mount,
+                                                 std::optional<Image> image);
   // In engine_layers.cc.
   absl::StatusOr<MountState> PrepareLayers(const LayersRequest& request);
   std::shared_ptr<chunkstore::Origin> OriginOfLayers(const std::string& image,
@@ -141,18 +139,12 @@ class EngineImpl : public Engine {
   absl::Status StartTreeAt(const std::string& target, MountState& mount);
   absl::Status Put(const MountRecord& record);
   absl::Status UnmountParts(const MountRecord& record, bool detach);
-  // With what ReadMountInfo() said just before.
-  absl::Status UnmountParts(const MountRecord& record, bool detach,
-                            std::span<const MountInfo> mounted);
   bool IsOurs(const MountInfo& info, const MountRecord& record) const;
   // After the parts are unmounted: keeps what still has users, forgets the rest.
   void Detach(MountState mount);
   bool InUse(const MountState& mount);
   void Forget(const MountRecord& record);
-  std::shared_ptr<StartPlan> StartPrefetch(Image image, MountState& mount);
-  // After a take-over: the image's rest, and what its readers show. A start that was interrupted goes
-  // on by what it reads.
-  void ContinuePrefetch(MountState& mount);
+  void StartPrefetch(const PrefetchOptions& options, Image image, MountState& mount);
   void KeepStats(const MountState& mount);
   void SweepDetached();
 
