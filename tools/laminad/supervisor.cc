@@ -75,6 +75,7 @@ class Supervisor {
   absl::Status ReapWorker();
   absl::Status AfterDeath(int status);
   absl::Status HandleSignal(int signal);
+  void HandOver();
   absl::Status EndWorker();
   absl::Status GiveUp();
   bool HoldsMounts() const;
@@ -92,6 +93,7 @@ class Supervisor {
   bool ready_ = false;
   bool was_ever_ready_ = false;
   bool handing_over_ = false;
+  bool hand_over_when_ready_ = false;
   Stopping stopping_ = Stopping::kNo;
   bool replaced_at_end_ = false;
   int failed_starts_ = 0;
@@ -236,15 +238,21 @@ absl::Status Supervisor::OnTime() {
 
 absl::Status Supervisor::HandleSignal(int signal) {
   if (signal == SIGHUP) {
-    if (worker_ == 0 || !ready_ || stopping_ != Stopping::kNo) return absl::OkStatus();
-    spdlog::info("the worker hands over");
-    handing_over_ = true;
-    kill_at_ = Clock::now() + options_.drain_for;
-    ::kill(worker_, SIGHUP);
+    // One that only starts may be the earlier program, and cannot be asked yet.
+    hand_over_when_ready_ = !ready_;
+    if (ready_) HandOver();
     return absl::OkStatus();
   }
   stopping_ = systemd_.valid() ? Stopping::kLeaveMounts : Stopping::kUnmount;
   return EndWorker();
+}
+
+void Supervisor::HandOver() {
+  if (worker_ == 0 || stopping_ != Stopping::kNo) return;
+  spdlog::info("the worker hands over");
+  handing_over_ = true;
+  kill_at_ = Clock::now() + options_.drain_for;
+  ::kill(worker_, SIGHUP);
 }
 
 absl::Status Supervisor::EndWorker() {
@@ -288,6 +296,7 @@ void Supervisor::Obey(std::string_view message, UniqueFd fd) {
   ready_ = true;
   ready_since_ = Clock::now();
   was_ever_ready_ = true;
+  if (std::exchange(hand_over_when_ready_, false)) HandOver();
   failed_starts_ = 0;
 }
 
