@@ -304,7 +304,7 @@ def _(workspace):
             proxy.fault = lambda handler: check_token(handler) or changed_ranges(cut)(handler)
             for used, *arguments in ((proxy,), (mirror, f"--mirror={mirror.url}")):
                 state = workspace.new_directory("state")
-                workspace.lamina("prefetch", f"--state={state}", *arguments,
+                workspace.lamina("prefetch", f"--state={state}", *arguments, "--",
                                  proxy.reference("app"))
                 check(resumed(used) > 3, "requests were not taken up where they had stopped")
                 check_local(workspace, server, state)
@@ -334,7 +334,7 @@ def _(workspace):
             return cut
         with Proxy(server) as registry_itself, Proxy(server, fault) as mirror:
             state = workspace.new_directory("state")
-            workspace.lamina("prefetch", f"--state={state}", f"--mirror={mirror.url}",
+            workspace.lamina("prefetch", f"--state={state}", f"--mirror={mirror.url}", "--",
                              registry_itself.reference("app"))
             check(served, "the mirror was not asked")
             check(registry_itself.count("GET", BLOB) > 0, "the registry itself was not asked")
@@ -645,6 +645,7 @@ def _(workspace):
             time.sleep(0.2)
             lines = [line.split() for line in
                      workspace.path("nginx.log").read_text(encoding="ascii").splitlines()]
-    check_equal({line[0] for line in lines}, {"HTTP/2.0"}, "protocols")
+    # Streams have HTTP/1.1 connections of their own (chunkstore/http/client.h).
+    check("HTTP/2.0" in {line[0] for line in lines}, "nothing came by HTTP/2")
     reads = [line for line in lines if line[2] == "GET" and "/app/blobs/" in line[3]]
     check(len({line[1] for line in reads}) <= 6, "connections are not kept")
