@@ -58,8 +58,8 @@ absl::StatusOr<Streams> ExecConnection::MakePipes(const ExecMessage& message, bo
   return streams;
 }
 
-absl::Status ExecConnection::Serve(const ExecMessage& message, bool with_state,
-                                   std::string& state) {
+absl::StatusOr<EndedMessage> ExecConnection::Serve(const ExecMessage& message, bool with_state,
+                                                   std::string& state) {
   ASSIGN_OR_RETURN(Streams streams, MakePipes(message, with_state));
   state_bytes_ = &state;
   output_limit_ = message.output_limit;
@@ -86,6 +86,10 @@ absl::Status ExecConnection::Serve(const ExecMessage& message, bool with_state,
     ended.code = SIGKILL;
   }
   ended.output_bytes = output_bytes_;
+  return ended;
+}
+
+absl::Status ExecConnection::Finish(const EndedMessage& ended) {
   AppendFrame(out_, FrameType::kEnded, Encode(ended));
   while (!out_.empty()) {
     pollfd waits{.fd = socket_, .events = POLLOUT};

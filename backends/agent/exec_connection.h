@@ -21,8 +21,11 @@ class ExecConnection {
   ExecConnection(int socket, Runner& runner) : socket_(socket), runner_(runner) {}
 
   // Starts the process and serves it to its end, or until the other side has gone: then it is
-  // killed. `state` gets what came from kStateDescriptor if `with_state`.
-  absl::Status Serve(const ExecMessage& message, bool with_state, std::string& state);
+  // killed. `state` gets what came from kStateDescriptor if `with_state`. How it ended is for Finish.
+  absl::StatusOr<EndedMessage> Serve(const ExecMessage& message, bool with_state,
+                                     std::string& state);
+  // Sends what is left of the output, and how the process ended.
+  absl::Status Finish(const EndedMessage& ended);
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -10,7 +10,6 @@
 #include <system_error>
 #include <thread>
 
-#include "backends/agent/exec_connection.h"
 #include "backends/agent/frame.h"
 #include "backends/agent/tree.h"
 
@@ -102,15 +101,11 @@ absl::Status Server::Answer(int connection) {
   switch (frame.type) {
     case FrameType::kExec: {
       ASSIGN_OR_RETURN(ExecMessage message, DecodeExec(frame.content));
-      {
-        const std::lock_guard lock(mutex_);
-        ++running_;
-      }
-      const absl::Status done = Exec(connection, std::move(message));
-      const std::lock_guard lock(mutex_);
-      --running_;
-      last_used_ = Clock::now();
-      return done;
+      ExecConnection exec(connection, runner_);
+      // Who hears that a program has ended finds nothing of it any more: not its session busy, nor
+      // itself among those that run.
+      ASSIGN_OR_RETURN(const EndedMessage ended, Execute(exec, std::move(message)));
+      return exec.Finish(ended);
     }
     case FrameType::kPutTree:
       return PutTree(connection, frame.content);
@@ -127,20 +122,29 @@ absl::Status Server::Answer(int connection) {
   }
 }
 
-absl::Status Server::Exec(int connection, ExecMessage message) {
+absl::StatusOr<EndedMessage> Server::Execute(ExecConnection& exec, ExecMessage message) {
+  {
+    const std::lock_guard lock(mutex_);
+    ++running_;
+  }
+  absl::StatusOr<EndedMessage> ended = ExecuteInSession(exec, std::move(message));
+  const std::lock_guard lock(mutex_);
+  --running_;
+  last_used_ = Clock::now();
+  return ended;
+}
+
+absl::StatusOr<EndedMessage> Server::ExecuteInSession(ExecConnection& exec, ExecMessage message) {
   const std::string session = message.session;
   std::string state;
-  if (session.empty()) {
-    return ExecConnection(connection, runner_).Serve(message, /*with_state=*/false, state);
-  }
+  if (session.empty()) return exec.Serve(message, /*with_state=*/false, state);
   if (!options_.sessions) {
     return absl::UnimplementedError("calls have no sessions: each starts clean");
   }
   ASSIGN_OR_RETURN(message, sessions_.Begin(std::move(message)));
-  const absl::Status done =
-      ExecConnection(connection, runner_).Serve(message, /*with_state=*/true, state);
+  absl::StatusOr<EndedMessage> ended = exec.Serve(message, /*with_state=*/true, state);
   sessions_.End(session, std::move(state));
-  return done;
+  return ended;
 }
 
 absl::Status Server::PutTree(int connection, std::string_view content) {

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <mutex>
 
+#include "backends/agent/exec_connection.h"
 #include "backends/agent/runner.h"
 #include "backends/agent/sessions.h"
 #include "chunkstore/base/file.h"
@@ -35,7 +36,8 @@ class Server {
 
   void Handle(int connection);
   absl::Status Answer(int connection);
-  absl::Status Exec(int connection, ExecMessage message);
+  absl::StatusOr<EndedMessage> Execute(ExecConnection& exec, ExecMessage message);
+  absl::StatusOr<EndedMessage> ExecuteInSession(ExecConnection& exec, ExecMessage message);
   absl::Status PutTree(int connection, std::string_view content);
   absl::Status GetTree(int connection, std::string_view content);
   absl::Status Info(int connection);
