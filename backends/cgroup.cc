@@ -240,8 +240,8 @@ absl::StatusOr<CgroupUsage> Cgroup::Usage() const {
 
 std::vector<pid_t> Cgroup::Processes() const {
   std::set<pid_t> found;
-  // With version 1 all trees have the same ones.
-  if (!directories_.empty()) CollectProcesses(directories_.begin()->second, found);
+  // With version 1 somebody else, like systemd, may have moved one out of some of the trees.
+  for (const auto& [controller, directory] : directories_) CollectProcesses(directory, found);
   return {found.begin(), found.end()};
 }
 
