@@ -16,6 +16,10 @@
 #include "tests/backends/sandbox_testing.h"
 
 namespace lamina::backends {
+
+// As part of a test's name, which is to be the same in each run.
+static void PrintTo(const Backend* backend, std::ostream* out) { *out << backend->name(); }
+
 namespace {
 
 using std::chrono::milliseconds;
@@ -252,21 +256,27 @@ TEST_P(SandboxTest, SessionsKeepDirectoryAndEnvironment) {
   ASSERT_EQ(in("a", "mkdir -p '/tmp/it is'; cd '/tmp/it is'; export WORD='a b' OTHER=1").status(),
             absl::OkStatus());
   ASSERT_EQ(in("b", "cd /etc; export WORD=b").status(), absl::OkStatus());
-  EXPECT_EQ(in("a", "unset OTHER; pwd; echo \"$WORD\"")->standard_output, "/tmp/it is\na b\n");
-  EXPECT_EQ(in("b", "pwd; echo $WORD")->standard_output, "/etc\nb\n");
-  EXPECT_EQ(in("a", "echo ${OTHER-none}; exit 9")->exit_code, 9);
-  EXPECT_EQ(in("a", "echo ${OTHER-none}")->standard_output, "none\n");
-  EXPECT_EQ(in("a", "cd /bin; kill -KILL $$")->ending, ExecEnding::kSignalled);
-  EXPECT_EQ(in("a", "pwd")->standard_output, "/tmp/it is\n")
+  EXPECT_EQ(in("a", "unset OTHER; pwd; echo \"$WORD\"").value().standard_output,
+            "/tmp/it is\na b\n");
+  EXPECT_EQ(in("b", "pwd; echo $WORD").value().standard_output, "/etc\nb\n");
+  EXPECT_EQ(in("a", "echo ${OTHER-none}; exit 9").value().exit_code, 9);
+  EXPECT_EQ(in("a", "echo ${OTHER-none}").value().standard_output, "none\n");
+  EXPECT_EQ(in("a", "cd /bin; kill -KILL $$").value().ending, ExecEnding::kSignalled);
+  EXPECT_EQ(in("a", "pwd").value().standard_output, "/tmp/it is\n")
       << "as the last one left it that could";
-  EXPECT_EQ(sandbox.Exec({.arguments = {"pwd"}, .session = "a"})->standard_output, "/tmp/it is\n");
-  EXPECT_THAT(sandbox.Stats()->sessions, ElementsAre("a", "b"));
+  EXPECT_EQ(sandbox.Exec({.arguments = {"pwd"}, .session = "a"}).value().standard_output,
+            "/tmp/it is\n");
+  EXPECT_THAT(sandbox.Stats().value().sessions, ElementsAre("a", "b"));
   // Others than this launcher see them as well.
-  EXPECT_EQ(
-      (*launcher().Find(sandbox.id()))->Exec({.script = "pwd", .session = "b"})->standard_output,
-      "/etc\n");
+  EXPECT_EQ(launcher()
+                .Find(sandbox.id())
+                .value()
+                ->Exec({.script = "pwd", .session = "b"})
+                .value()
+                .standard_output,
+            "/etc\n");
   EXPECT_EQ(sandbox.CloseSession("a"), absl::OkStatus());
-  EXPECT_EQ(in("a", "pwd")->standard_output, "/\n");
+  EXPECT_EQ(in("a", "pwd").value().standard_output, "/\n");
   EXPECT_EQ(sandbox.CloseSession("c").code(), absl::StatusCode::kNotFound);
 }
 
@@ -278,7 +288,7 @@ TEST_P(SandboxTest, FilesGoInAndOut) {
   }
   const std::string binary("a\0b\xff", 4);
   ASSERT_EQ(sandbox.WriteFile("/tmp/new", binary, 0640), absl::OkStatus());
-  EXPECT_EQ(*sandbox.ReadFile("/tmp/new", 100), binary);
+  EXPECT_EQ(sandbox.ReadFile("/tmp/new", 100).value(), binary);
   EXPECT_EQ(Output(sandbox, "stat -c %a /tmp/new"), "640\n");
   EXPECT_EQ(sandbox.ReadFile("/tmp/new", 3).status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(sandbox.ReadFile("/no/file", 3).status().code(), absl::StatusCode::kNotFound);
@@ -296,8 +306,8 @@ TEST_P(SandboxTest, FilesGoInAndOut) {
   const std::string back = machine_->path("back");
   const absl::StatusOr<CopyCount> count = sandbox.CopyOut("/tmp/tree", back);
   ASSERT_EQ(count.status(), absl::OkStatus());
-  EXPECT_EQ(*ReadFileToString(back + "/a/more", 100), "more\n");
-  EXPECT_EQ(ReadFileToString(back + "/a/b/file", 1 << 20)->size(), 200'000);
+  EXPECT_EQ(ReadFileToString(back + "/a/more", 100).value(), "more\n");
+  EXPECT_EQ(ReadFileToString(back + "/a/b/file", 1 << 20).value().size(), 200'000);
   EXPECT_EQ(std::filesystem::read_symlink(back + "/a/link"), "../b/file");
   EXPECT_FALSE(std::filesystem::exists(back + "/fifo"));
   EXPECT_EQ(sandbox.CopyOut("/tmp/tree", machine_->path("small"), 100).status().code(),
@@ -334,7 +344,7 @@ TEST_P(SandboxTest, LimitsHold) {
       sandbox, {.script = "for i in $(seq 100); do sleep 5 & done; wait", .timeout = seconds(3)});
   EXPECT_THAT(forks.standard_error, HasSubstr("fork"));
   if (can().files) {
-    EXPECT_LE(sandbox.Stats()->processes, 40);
+    EXPECT_LE(sandbox.Stats().value().processes, 40);
   }
   EXPECT_EQ(Shell(sandbox, "true").Verdict(), "accepted");
 }
@@ -358,9 +368,9 @@ TEST_P(SandboxTest, PauseStopsTheProcessor) {
   EXPECT_EQ(sandbox.Pause(), absl::OkStatus());
   EXPECT_EQ(sandbox.Exec({.script = "true"}).status().code(),
             absl::StatusCode::kFailedPrecondition);
-  const auto used = sandbox.Stats()->cpu_time;
+  const auto used = sandbox.Stats().value().cpu_time;
   std::this_thread::sleep_for(milliseconds(100));
-  EXPECT_EQ(sandbox.Stats()->cpu_time, used);
+  EXPECT_EQ(sandbox.Stats().value().cpu_time, used);
   ASSERT_EQ(sandbox.Resume(), absl::OkStatus());
   EXPECT_EQ(sandbox.State(), SandboxState::kRunning);
   EXPECT_EQ(Output(sandbox, "echo on"), "on\n");
@@ -386,7 +396,7 @@ TEST_P(SandboxTest, SnapshotsStartOthers) {
             "kept\ngroup\npasswd\nmore\n");
   ASSERT_EQ(Shell(copy, "rm /tmp/kept").exit_code, 0);
   EXPECT_EQ(Output(other, "cat /tmp/kept"), "kept\n");
-  EXPECT_THAT(*launcher().Snapshots(), ElementsAre("first"));
+  EXPECT_THAT(launcher().Snapshots().value(), ElementsAre("first"));
   EXPECT_EQ(launcher().RemoveSnapshot("first"), absl::OkStatus());
   EXPECT_EQ(launcher().RemoveSnapshot("first").code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(launcher().Create(*GetParam(), {.snapshot = "first"}).status().code(),
@@ -416,7 +426,7 @@ TEST_P(SandboxTest, SandboxesOutliveTheLauncherThatIsKilled) {
   made_.push_back(*std::move(found));
   EXPECT_EQ(made_.back()->State(), SandboxState::kRunning);
   EXPECT_EQ(Output(*made_.back(), "echo found"), "found\n");
-  EXPECT_EQ(launcher().List()->size(), 1);
+  EXPECT_EQ(launcher().List().value().size(), 1);
 }
 
 TEST_P(SandboxTest, AProgramWhoseCallerGoesIsKilled) {
@@ -426,7 +436,7 @@ TEST_P(SandboxTest, AProgramWhoseCallerGoesIsKilled) {
     std::ignore = sandbox.Exec({.script = "sleep 1000"});
     ::_exit(0);
   }
-  const auto running = [&] { return sandbox.Stats()->running_execs; };
+  const auto running = [&] { return sandbox.Stats().value().running_execs; };
   for (int turn = 0; turn < 500 && running() == 0; ++turn) ::usleep(10'000);
   EXPECT_EQ(running(), 1);
   ::kill(caller, SIGKILL);
@@ -439,9 +449,10 @@ TEST_P(SandboxTest, TheEndOfTheSandboxIsToldFromTheEndOfTheProgram) {
   Sandbox& sandbox = Make();
   ExecResult result;
   std::thread waiting([&] { result = Shell(sandbox, "echo here; sleep 1000"); });
-  for (int turn = 0; turn < 500 && sandbox.Stats()->running_execs == 0; ++turn) ::usleep(10'000);
+  for (int turn = 0; turn < 500 && sandbox.Stats().value().running_execs == 0; ++turn)
+    ::usleep(10'000);
   const auto other = launcher().Find(sandbox.id());
-  EXPECT_EQ((*other)->Stop(), absl::OkStatus());
+  EXPECT_EQ(other.value()->Stop(), absl::OkStatus());
   waiting.join();
   EXPECT_EQ(result.ending, ExecEnding::kSandboxDied);
   EXPECT_EQ(result.Verdict(), "internal error");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/backends/sandbox_testing.h"
 
-#include <dirent.h>
+#include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -20,7 +20,8 @@ void Check(const absl::Status& status) {
 }
 
 TemporaryDirectory MakeDirectory() {
-  absl::StatusOr<TemporaryDirectory> directory = TemporaryDirectory::Create("/tmp", "lamina-box-");
+  absl::StatusOr<TemporaryDirectory> directory =
+      TemporaryDirectory::Create(testing::TempDir(), "lamina-box-");
   Check(directory.status());
   return *std::move(directory);
 }

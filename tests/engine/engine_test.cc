@@ -126,7 +126,7 @@ TEST_P(EngineTest, RootOfAWritableMountHasTheAttributesOfTheImage) {
 TEST_P(EngineTest, WritableDirectoryKeepsChangesForTheNextMount) {
   const std::unique_ptr<Engine> engine = Open();
   const absl::StatusOr<TemporaryDirectory> kept =
-      TemporaryDirectory::Create("/tmp", "lamina-engine-test-");
+      TemporaryDirectory::Create(testing::TempDir(), "lamina-engine-test-");
   ASSERT_TRUE(kept.ok());
   MountRequest request = Request();
   request.writable_dir = kept->path();

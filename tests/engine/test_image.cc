@@ -14,7 +14,7 @@ namespace {
 
 TemporaryDirectory MakeDirectory() {
   absl::StatusOr<TemporaryDirectory> directory =
-      TemporaryDirectory::Create("/tmp", "lamina-engine-test-");
+      TemporaryDirectory::Create(testing::TempDir(), "lamina-engine-test-");
   if (!directory.ok()) throw std::runtime_error(std::string(directory.status().message()));
   return *std::move(directory);
 }
