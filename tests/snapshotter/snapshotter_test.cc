@@ -97,10 +97,11 @@ class SnapshotterTest : public ::testing::Test {
     std::ofstream(image_.mountpoint() + "/" + name) << text;
   }
   size_t MountedLayers() {
+    const std::string layers = std::filesystem::canonical(image_.state()).string() + "/snapshots/L";
     const auto mounts = fs::ReadMountInfo();
     EXPECT_TRUE(mounts.ok());
-    return static_cast<size_t>(std::ranges::count_if(*mounts, [this](const fs::MountInfo& info) {
-      return info.target.starts_with(image_.state() + "/snapshots/L");
+    return static_cast<size_t>(std::ranges::count_if(*mounts, [&](const fs::MountInfo& info) {
+      return info.target.starts_with(layers);
     }));
   }
 
