@@ -190,7 +190,10 @@ absl::StatusOr<LayerDescriptor> DescriptorOf(const std::string& directory) {
   if (bytes.size() != sizeof(record)) return absl::DataLossError(directory + ": bad section table");
   std::memcpy(&record, bytes.data(), sizeof(record));
   LayerDescriptor descriptor;
-  ASSIGN_OR_RETURN(descriptor.digest, ReadLayer(directory));
+  // There is a blob, so that a file that is not there, or torn, is damage.
+  const absl::StatusOr<Digest> layer = ReadLayer(directory);
+  if (!layer.ok()) return absl::DataLossError(std::string(layer.status().message()));
+  descriptor.digest = *layer;
   // The section table is the last part of the object, behind the frame table.
   descriptor.section_table_offset = record.frame_table.offset + record.frame_table.length;
   descriptor.size = descriptor.section_table_offset + sizeof(record);

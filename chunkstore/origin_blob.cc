@@ -154,19 +154,11 @@ bool OriginBlob::Distrust(uint64_t order, size_t attempt) {
 }
 
 absl::StatusOr<BlobTables> OriginBlob::ReadTables() {
-  for (size_t attempt = 0;; ++attempt) {
-    const uint64_t order = this->order();
-    absl::StatusOr<BlobTables> tables = TryToReadTables();
-    if (!absl::IsDataLoss(tables.status()) || !Distrust(order, attempt)) return tables;
-  }
+  return UntilRight([this] { return TryToReadTables(); });
 }
 
 absl::StatusOr<std::string> OriginBlob::ReadChunkTable(const SectionTable& sections) {
-  for (size_t attempt = 0;; ++attempt) {
-    const uint64_t order = this->order();
-    absl::StatusOr<std::string> table = TryToReadChunkTable(sections);
-    if (!absl::IsDataLoss(table.status()) || !Distrust(order, attempt)) return table;
-  }
+  return UntilRight([&] { return TryToReadChunkTable(sections); });
 }
 
 absl::StatusOr<BlobTables> OriginBlob::TryToReadTables() {

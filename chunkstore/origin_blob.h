@@ -47,6 +47,16 @@ class OriginBlob {
   // another place: reads use that from now on. Of many readers that got wrong bytes from an origin at
   // the same time, only the first one sends it back.
   bool Distrust(uint64_t order, size_t attempt);
+  // Calls `attempt`, which reads something and says kDataLoss if it is not what its digest says, until
+  // it is right, or there is no other place to read it from. `tried`: how often it was wrong before.
+  template <typename Attempt>
+  auto UntilRight(const Attempt& attempt, size_t tried = 0) {
+    for (;; ++tried) {
+      const uint64_t before = order();
+      auto result = attempt();
+      if (!absl::IsDataLoss(StatusOf(result)) || !Distrust(before, tried)) return result;
+    }
+  }
 
   // What a node needs before it can use the blob. Verified.
   absl::StatusOr<BlobTables> ReadTables();
@@ -54,6 +64,12 @@ class OriginBlob {
   absl::StatusOr<std::string> ReadChunkTable(const SectionTable& sections);
 
  private:
+  static const absl::Status& StatusOf(const absl::Status& status) { return status; }
+  template <typename T>
+  static const absl::Status& StatusOf(const absl::StatusOr<T>& result) {
+    return result.status();
+  }
+
   class Source;
   using Use = std::function<absl::Status(OriginObject&)>;
 

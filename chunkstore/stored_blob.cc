@@ -320,7 +320,7 @@ void StoredBlob::FetchFromOrigin(const Work& work) {
     }
     bytes += record.length;
   }
-  uint64_t order = origin_.order();
+  const uint64_t order = origin_.order();
   const absl::Status status = origin_.Read(ranges);
   work.stats.origin_requests += ranges.size();
   if (!status.ok()) return Fail(wanted, status);
@@ -331,12 +331,13 @@ void StoredBlob::FetchFromOrigin(const Work& work) {
     const NodeCache::Room room = std::move(rooms[i]);  // until it is written
     const std::span<std::byte> compressed = batch_buffer.first(length);
     absl::Status stored = StoreFrame(wanted[i], compressed, work);
-    for (size_t attempt = 0; absl::IsDataLoss(stored) && origin_.Distrust(order, attempt);
-         ++attempt) {
+    if (absl::IsDataLoss(stored) && origin_.Distrust(order, 0)) {
       const RangeRead again{frames()[wanted[i]].offset, compressed};
-      order = origin_.order();
-      stored = origin_.Read(std::span(&again, 1));
-      if (stored.ok()) stored = StoreFrame(wanted[i], compressed, work);
+      const auto read_again = [&]() -> absl::Status {
+        RETURN_IF_ERROR(origin_.Read(std::span(&again, 1)));
+        return StoreFrame(wanted[i], compressed, work);
+      };
+      stored = origin_.UntilRight(read_again, /*tried=*/1);
     }
     batch_buffer = batch_buffer.subspan(length);
     if (stored.ok()) {
@@ -405,17 +406,13 @@ absl::Status StoredBlob::ReadFrameThrough(uint32_t frame, std::span<std::byte> i
   const FrameRecord& record = frames()[frame];
   std::vector<std::byte> compressed(record.length);
   const RangeRead read{record.offset, compressed};
-  absl::Status decoded;
-  uint64_t order = 0;
-  size_t attempt = 0;
-  do {
-    order = origin_.order();
+  const auto read_and_decode = [&]() -> absl::Status {
     ++stats.origin_requests;
     RETURN_IF_ERROR(origin_.Read(std::span(&read, 1)));
     stats.fetched_bytes += compressed.size();
-    decoded = DecodeFrame(record, compressed, into.first(BytesOf(record)));
-  } while (absl::IsDataLoss(decoded) && origin_.Distrust(order, attempt++));
-  RETURN_IF_ERROR(decoded, "{}", origin_.name());
+    return Annotate(DecodeFrame(record, compressed, into.first(BytesOf(record))), origin_.name());
+  };
+  RETURN_IF_ERROR(origin_.UntilRight(read_and_decode));
   ++stats.fetched_frames;
   stats.decompressed_bytes += BytesOf(record);
   return absl::OkStatus();

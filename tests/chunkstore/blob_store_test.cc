@@ -29,13 +29,6 @@ class BlobStoreTest : public StoreTest {
     EXPECT_EQ(blob.info.frames, static_cast<uint64_t>(frames));
     return blob;
   }
-
-  std::shared_ptr<Blob> Attach(BlobStore& store, const TestBlob& blob,
-                               std::shared_ptr<Origin> origin) {
-    auto attached = store.Attach(blob.descriptor(), std::move(origin));
-    EXPECT_TRUE(attached.ok()) << attached.status();
-    return *std::move(attached);
-  }
 };
 
 TEST_F(BlobStoreTest, ReadsWhatWasWritten) {
@@ -43,7 +36,7 @@ TEST_F(BlobStoreTest, ReadsWhatWasWritten) {
                                  RandomBytes(4096, 4), RandomBytes(1 << 20, 5)});
   const std::string expected = AddressSpace(blob);
   const auto store = OpenStore();
-  const auto attached = Attach(*store, blob, NewOrigin());
+  const auto attached = Attach(*store, blob.descriptor(), NewOrigin());
   ASSERT_EQ(attached->size(), expected.size());
   EXPECT_EQ(AsText(attached->metadata()), "metadata");
   std::mt19937_64 random(1);
@@ -62,7 +55,7 @@ TEST_F(BlobStoreTest, ReadsWhatWasWritten) {
 TEST_F(BlobStoreTest, PadsDataFileWithZerosThatAreAlwaysReady) {
   const TestBlob blob = AddBlob({"hello"});
   const auto store = OpenStore();
-  const auto attached = Attach(*store, blob, NewOrigin());
+  const auto attached = Attach(*store, blob.descriptor(), NewOrigin());
   EXPECT_EQ(attached->size(), kBlockSize);
   EXPECT_FALSE(attached->Ready(0, 1));
   EXPECT_TRUE(attached->Ready(kBlockSize, kFileAlignment - kBlockSize));
@@ -75,7 +68,7 @@ TEST_F(BlobStoreTest, PadsDataFileWithZerosThatAreAlwaysReady) {
 TEST_F(BlobStoreTest, RefusesRangesPastTheDataFile) {
   const TestBlob blob = AddBlob({"hello"});
   const auto store = OpenStore();
-  const auto attached = Attach(*store, blob, NewOrigin());
+  const auto attached = Attach(*store, blob.descriptor(), NewOrigin());
   EXPECT_EQ(ReadBlob(*attached, kFileAlignment, 1).status().code(), absl::StatusCode::kOutOfRange);
   EXPECT_EQ(ReadBlob(*attached, UINT64_MAX, 2).status().code(), absl::StatusCode::kOutOfRange);
   FetchResult result;
@@ -86,7 +79,7 @@ TEST_F(BlobStoreTest, RefusesRangesPastTheDataFile) {
 TEST_F(BlobStoreTest, AttachesBlobWithoutContent) {
   const TestBlob blob = AddBlob({});
   const auto store = OpenStore();
-  const auto attached = Attach(*store, blob, NewOrigin());
+  const auto attached = Attach(*store, blob.descriptor(), NewOrigin());
   EXPECT_EQ(attached->size(), 0u);
   EXPECT_TRUE(ReadBlob(*attached, 0, 0).ok());
   EXPECT_EQ(AsText(attached->metadata()), "metadata");
@@ -95,7 +88,7 @@ TEST_F(BlobStoreTest, AttachesBlobWithoutContent) {
 TEST_F(BlobStoreTest, AnswersOnTheCallersThreadIfReady) {
   const TestBlob blob = AddFrames(1);
   const auto store = OpenStore();
-  const auto attached = Attach(*store, blob, NewOrigin());
+  const auto attached = Attach(*store, blob.descriptor(), NewOrigin());
   ASSERT_TRUE(ReadBlob(*attached).ok());
   std::thread::id thread;
   attached->Fetch(0, 100, Priority::kForeground, nullptr,
@@ -106,7 +99,7 @@ TEST_F(BlobStoreTest, AnswersOnTheCallersThreadIfReady) {
 TEST_F(BlobStoreTest, CountsWhatAFetchCost) {
   const TestBlob blob = AddFrames(3);
   const auto store = OpenStore();
-  const auto attached = Attach(*store, blob, NewOrigin());
+  const auto attached = Attach(*store, blob.descriptor(), NewOrigin());
   const auto stats = std::make_shared<ReadStats>();
   ASSERT_TRUE(ReadBlob(*attached, 0, 2 * kFrameSize, stats).ok());
   EXPECT_EQ(stats->fetched_frames, 2u);
@@ -122,7 +115,7 @@ TEST_F(BlobStoreTest, FetchesAFrameOnceForManyReaders) {
   const std::string expected = AddressSpace(blob);
   const auto store = OpenStore();
   const auto origin = NewOrigin();
-  const auto attached = Attach(*store, blob, origin);
+  const auto attached = Attach(*store, blob.descriptor(), origin);
   origin->ForgetRanges();
   origin->Hold();
   std::vector<FetchResult> results(32);
@@ -141,7 +134,7 @@ TEST_F(BlobStoreTest, FailureReachesAllWhoWaitAndTheNextReadTriesAgain) {
   const TestBlob blob = AddFrames(2);
   const auto store = OpenStore();
   const auto origin = NewOrigin();
-  const auto attached = Attach(*store, blob, origin);
+  const auto attached = Attach(*store, blob.descriptor(), origin);
   origin->FailWith(absl::UnavailableError("cable cut"));
   origin->Hold();
   std::vector<FetchResult> results(8);
@@ -167,7 +160,7 @@ TEST_F(BlobStoreTest, OpensTheObjectAnewAfterAFailure) {
   const TestBlob blob = AddFrames(1);
   const auto store = OpenStore();
   const auto origin = NewOrigin();
-  const auto attached = Attach(*store, blob, origin);
+  const auto attached = Attach(*store, blob.descriptor(), origin);
   origin->FailWith(absl::UnavailableError("stale handle"));
   EXPECT_FALSE(ReadBlob(*attached).ok());
   const int opened = origin->opened();
@@ -180,7 +173,7 @@ TEST_F(BlobStoreTest, JoinsMissingNeighboursIntoOneRequest) {
   const TestBlob blob = AddFrames(5);
   const auto store = OpenStore();
   const auto origin = NewOrigin();
-  const auto attached = Attach(*store, blob, origin);
+  const auto attached = Attach(*store, blob.descriptor(), origin);
   const FrameTable& frames = attached->frames();
   // Frame 1 is there, so that 0 and 2 are not neighbours.
   ASSERT_TRUE(ReadBlob(*attached, kFrameSize, 1).ok());
@@ -196,7 +189,7 @@ TEST_F(BlobStoreTest, ExtendsRequestsToTheSizeTheOriginPrefers) {
   const auto store = OpenStore();
   const auto origin = NewOrigin();
   origin->set_preferred_request_size(256 << 10);
-  const auto attached = Attach(*store, blob, origin);
+  const auto attached = Attach(*store, blob.descriptor(), origin);
   ASSERT_LT(attached->frames()[0].length, 200u << 10);
   origin->ForgetRanges();
   ASSERT_TRUE(ReadBlob(*attached, 0, 1).ok());
@@ -208,7 +201,7 @@ TEST_F(BlobStoreTest, ExtendsRequestsToTheSizeTheOriginPrefers) {
 TEST_F(BlobStoreTest, RandomReadsFetchWhatTheyTouchOnly) {
   const TestBlob blob = AddFrames(64);
   const auto store = OpenStore();
-  const auto attached = Attach(*store, blob, NewOrigin());
+  const auto attached = Attach(*store, blob.descriptor(), NewOrigin());
   const auto stats = std::make_shared<ReadStats>();
   for (uint32_t i = 0; i < 32; ++i) {
     const uint32_t frame = i * 37 % 64;
@@ -221,7 +214,7 @@ TEST_F(BlobStoreTest, SequentialReadsAreFetchedAhead) {
   const TestBlob blob = AddFrames(48);
   const std::string expected = AddressSpace(blob);
   const auto store = OpenStore();
-  const auto attached = Attach(*store, blob, NewOrigin());
+  const auto attached = Attach(*store, blob.descriptor(), NewOrigin());
   const auto stats = std::make_shared<ReadStats>();
   int missed = 0;
   for (uint64_t offset = 0; offset < expected.size(); offset += 64 << 10) {
@@ -237,7 +230,7 @@ TEST_F(BlobStoreTest, ForegroundOvertakesPrefetch) {
   const TestBlob blob = AddFrames(40);
   const auto store = OpenStore(nullptr, /*threads=*/1);
   const auto origin = NewOrigin();
-  const auto attached = Attach(*store, blob, origin);
+  const auto attached = Attach(*store, blob.descriptor(), origin);
   origin->ForgetRanges();
   origin->Hold();
   FetchResult prefetch;
@@ -263,12 +256,12 @@ TEST_F(BlobStoreTest, SlowPrefetchLeavesAThreadForForeground) {
   const TestBlob fast = AddBlob({"hello"});
   const auto store = OpenStore(nullptr, /*threads=*/2);
   const auto slow_origin = NewOrigin();
-  const auto attached = Attach(*store, slow, slow_origin);
+  const auto attached = Attach(*store, slow.descriptor(), slow_origin);
   slow_origin->Hold();
   FetchResult prefetch;
   attached->Fetch(0, attached->size(), Priority::kPrefetch, nullptr, prefetch.Callback());
   slow_origin->AwaitHeld(1);
-  EXPECT_TRUE(ReadBlob(*Attach(*store, fast, NewOrigin())).ok());
+  EXPECT_TRUE(ReadBlob(*Attach(*store, fast.descriptor(), NewOrigin())).ok());
   EXPECT_FALSE(prefetch.called());
   slow_origin->Release();
   EXPECT_TRUE(prefetch.Wait().ok());
@@ -277,7 +270,7 @@ TEST_F(BlobStoreTest, SlowPrefetchLeavesAThreadForForeground) {
 TEST_F(BlobStoreTest, PrefetchOfAWholeBlobMakesAllOfItReady) {
   const TestBlob blob = AddFrames(200);
   const auto store = OpenStore();
-  const auto attached = Attach(*store, blob, NewOrigin());
+  const auto attached = Attach(*store, blob.descriptor(), NewOrigin());
   FetchResult result;
   attached->Fetch(0, attached->size(), Priority::kPrefetch, nullptr, result.Callback());
   EXPECT_TRUE(result.Wait().ok());
@@ -290,7 +283,7 @@ TEST_F(BlobStoreTest, ManyReadersOfAllKindsGetTheRightBytes) {
   const std::string expected = AddressSpace(blob);
   const auto store = OpenStore();
   const auto origin = NewOrigin();
-  const auto attached = Attach(*store, blob, origin);
+  const auto attached = Attach(*store, blob.descriptor(), origin);
   std::vector<std::thread> threads;
   std::atomic<int> wrong{0};
   for (int i = 0; i < 6; ++i) {
@@ -318,7 +311,7 @@ TEST_F(BlobStoreTest, OneBlobIsOneObject) {
   std::vector<std::shared_ptr<Blob>> blobs(8);
   std::vector<std::thread> threads;
   for (auto& attached : blobs) {
-    threads.emplace_back([&] { attached = Attach(*store, blob, origin); });
+    threads.emplace_back([&] { attached = Attach(*store, blob.descriptor(), origin); });
   }
   for (std::thread& thread : threads) thread.join();
   for (const auto& attached : blobs) EXPECT_EQ(attached.get(), blobs[0].get());
@@ -329,7 +322,7 @@ TEST_F(BlobStoreTest, FetchesEndWhenNobodyUsesTheBlob) {
   const TestBlob blob = AddFrames(60);
   const auto store = OpenStore(nullptr, /*threads=*/1);
   const auto origin = NewOrigin();
-  auto attached = Attach(*store, blob, origin);
+  auto attached = Attach(*store, blob.descriptor(), origin);
   origin->ForgetRanges();
   origin->Hold();
   FetchResult result;
@@ -339,14 +332,14 @@ TEST_F(BlobStoreTest, FetchesEndWhenNobodyUsesTheBlob) {
   origin->Release();
   EXPECT_EQ(result.Wait().code(), absl::StatusCode::kCancelled);
   EXPECT_THAT(origin->ranges(), SizeIs(1));
-  EXPECT_EQ(ReadBlob(*Attach(*store, blob, origin)).value(), AddressSpace(blob));
+  EXPECT_EQ(ReadBlob(*Attach(*store, blob.descriptor(), origin)).value(), AddressSpace(blob));
 }
 
 TEST_F(BlobStoreTest, ClosingTheStoreFailsWhatWaits) {
   const TestBlob blob = AddFrames(60);
   auto store = OpenStore(nullptr, /*threads=*/1);
   const auto origin = NewOrigin();
-  const auto attached = Attach(*store, blob, origin);
+  const auto attached = Attach(*store, blob.descriptor(), origin);
   origin->Hold();
   FetchResult running;
   FetchResult waiting;

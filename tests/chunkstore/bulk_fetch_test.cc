@@ -26,10 +26,9 @@ class BulkFetchTest : public StoreTest {
   }
   std::shared_ptr<Blob> Attach(BlobStore& store, const TestBlob& blob,
                                std::shared_ptr<ObservedOrigin> origin) {
-    auto attached = store.Attach(blob.descriptor(), origin);
-    EXPECT_TRUE(attached.ok()) << attached.status();
+    auto attached = StoreTest::Attach(store, blob.descriptor(), origin);
     origin->ForgetRanges();
-    return *std::move(attached);
+    return attached;
   }
   static absl::Status FetchBulk(Blob& blob, uint32_t first, uint32_t end,
                                 std::shared_ptr<ReadStats> stats = nullptr) {

@@ -6,7 +6,6 @@
 #include <linux/fiemap.h>
 #include <linux/fs.h>
 #include <sys/ioctl.h>
-#include <sys/mount.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -43,13 +42,12 @@ class ChunkCopyTest : public StoreTest {
 
   std::shared_ptr<Blob> Attach(BlobStore& store, const TestBlob& blob,
                                std::shared_ptr<Origin> origin) {
-    auto attached = store.Attach(blob.descriptor(), std::move(origin));
-    EXPECT_TRUE(attached.ok()) << attached.status();
-    (*attached)->ShareChunks();
+    auto attached = StoreTest::Attach(store, blob.descriptor(), std::move(origin));
+    attached->ShareChunks();
     while (!index_->HasBlob(blob.descriptor().Key()).value()) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    return *std::move(attached);
+    return attached;
   }
 
   std::shared_ptr<NodeIndex> index_;

@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/wait.h>
@@ -46,10 +45,9 @@ class EvictionTest : public StoreTest {
     return OpenStore({.index = std::move(index), .threads = 4, .limits = {.max_bytes = max_bytes}});
   }
   std::shared_ptr<Blob> Attach(BlobStore& store, const TestBlob& blob) {
-    auto attached = store.Attach(blob.descriptor(), NewOrigin());
-    EXPECT_TRUE(attached.ok()) << attached.status();
-    (*attached)->ShareChunks();
-    return *std::move(attached);
+    auto attached = StoreTest::Attach(store, blob.descriptor(), NewOrigin());
+    attached->ShareChunks();
+    return attached;
   }
   // Reads frames like a mount, and expects the right bytes. Returns how many had to be fetched.
   uint64_t Read(Blob& blob, const TestBlob& expected, int first, int count) {
@@ -159,6 +157,17 @@ TEST_F(EvictionTest, DamagedBlobsThatNobodyUsesAreRemoved) {
   EXPECT_EQ(store->GetUsage().used_bytes, 0u);
   EXPECT_TRUE(std::filesystem::is_empty(state()));
   EXPECT_EQ(Read(*Attach(*store, blob), blob, 0, 4), 4u);
+}
+
+TEST_F(EvictionTest, ABlobWhoseLayerFileIsTornIsRemoved) {
+  const TestBlob blob = AddFrames(4);
+  FillBlob(blob);
+  std::filesystem::resize_file(LocalPath(blob, "layer"), 0);
+  const auto store = Open(100 * kFrames);
+  EXPECT_GT(store->GetUsage().used_bytes, 0u);
+  store->Shrink(0);
+  EXPECT_EQ(store->GetUsage().used_bytes, 0u);
+  EXPECT_TRUE(std::filesystem::is_empty(state()));
 }
 
 TEST_F(EvictionTest, PinnedBlobsStay) {

@@ -54,12 +54,7 @@ class SeveralOriginsTest : public StoreTest {
     return descriptor;
   }
 
-  static std::shared_ptr<Blob> Attach(BlobStore& store, const LayerDescriptor& descriptor,
-                                      std::shared_ptr<Origin> origin) {
-    auto attached = store.Attach(descriptor, std::move(origin));
-    EXPECT_TRUE(attached.ok()) << attached.status();
-    return *std::move(attached);
-  }
+  using StoreTest::Attach;
   std::shared_ptr<Blob> Attach(BlobStore& store, std::shared_ptr<Origin> origin) const {
     return Attach(store, blob_.descriptor(), std::move(origin));
   }
@@ -154,6 +149,17 @@ TEST_F(SeveralOriginsTest, WrongBytesOfOneOriginComeFromTheOther) {
     Attach(*store, bad_first ? NewOrigin() : NewBadOrigin());
     EXPECT_TRUE(ReadBlob(*attached).value() == content_);
   }
+}
+
+TEST_F(SeveralOriginsTest, AnOriginOfWrongBytesIsNotAskedAgainForTheRestOfThem) {
+  PutWrongFrames();
+  const auto store = OpenStore(nullptr, /*threads=*/1);
+  const auto bad = NewBadOrigin();
+  const auto attached = Attach(*store, bad);
+  Attach(*store, NewOrigin());
+  bad->ForgetRanges();
+  EXPECT_TRUE(ReadBlob(*attached).value() == content_);
+  EXPECT_EQ(bad->ranges().size(), 1u);
 }
 
 TEST_F(SeveralOriginsTest, WrongBytesInALargeRequestComeFromTheOther) {

@@ -205,6 +205,13 @@ std::unique_ptr<BlobStore> StoreTest::OpenStore(BlobStore::Options options) cons
   return std::move(*store);
 }
 
+std::shared_ptr<Blob> StoreTest::Attach(BlobStore& store, const LayerDescriptor& descriptor,
+                                        std::shared_ptr<Origin> origin) {
+  auto attached = store.Attach(descriptor, std::move(origin));
+  EXPECT_TRUE(attached.ok()) << attached.status();
+  return *std::move(attached);
+}
+
 void StoreTest::FillBlob(const TestBlob& blob) const {
   const auto store = OpenStore();
   const auto attached = store->Attach(blob.descriptor(), NewOrigin());

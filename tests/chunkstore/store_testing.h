@@ -119,6 +119,8 @@ class StoreTest : public testing::Test {
                                        int threads = 4) const;
   // In state().
   std::unique_ptr<BlobStore> OpenStore(BlobStore::Options options) const;
+  static std::shared_ptr<Blob> Attach(BlobStore& store, const LayerDescriptor& descriptor,
+                                      std::shared_ptr<Origin> origin);
   // Attaches and reads all of it with a store of its own.
   void FillBlob(const TestBlob& blob) const;
 
