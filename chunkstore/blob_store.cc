@@ -171,13 +171,15 @@ absl::StatusOr<std::shared_ptr<Blob>> BlobStoreImpl::Attach(const LayerDescripto
       blob->AddOrigin(std::move(origin));
       return blob->NewHandle();
     }
-    absl::StatusOr<std::unique_ptr<LocalBlob>> local = OpenLocal(descriptor);
-    const bool damaged = absl::IsDataLoss(local.status());
-    if (!damaged && !absl::IsNotFound(local.status())) return attach(std::move(local));
-    if (!slot->reading.insert(origin_name).second) {
+    // Who is to wait for another one need not check local tables as well.
+    if (slot->reading.contains(origin_name)) {
       slot->changed.wait(lock);
       continue;
     }
+    absl::StatusOr<std::unique_ptr<LocalBlob>> local = OpenLocal(descriptor);
+    const bool damaged = absl::IsDataLoss(local.status());
+    if (!damaged && !absl::IsNotFound(local.status())) return attach(std::move(local));
+    slot->reading.insert(origin_name);
     if (damaged) {
       spdlog::warn("{}: its tables are fetched again: {}", name,
                    std::string(local.status().message()));

@@ -5,7 +5,6 @@
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <filesystem>
@@ -55,19 +54,6 @@ class LayoutObject : public OriginObject {
       }
     }
     return Annotate(reader_->Read(fd_.get(), ranges), path_);
-  }
-
-  // Requests cost nothing here.
-  absl::Status Stream(uint64_t offset, uint64_t length, std::span<std::byte> buffer,
-                      const Sink& sink) override {
-    while (length > 0) {
-      const RangeRead range{offset, buffer.first(std::min<uint64_t>(length, buffer.size()))};
-      RETURN_IF_ERROR(Read(std::span(&range, 1)));
-      RETURN_IF_ERROR(sink(range.into));
-      offset += range.into.size();
-      length -= range.into.size();
-    }
-    return absl::OkStatus();
   }
 
  private:

@@ -3,23 +3,12 @@
 
 #include <algorithm>
 
-#include "chunkstore/base/file.h"
-
 namespace lamina::chunkstore {
-namespace {
 
-// What is read at a time: large enough that a request's own cost does not show, and little enough
-// that who waits for the beginning does not wait long.
-constexpr uint64_t kStep = 4 << 20;
-
-}  // namespace
-
-absl::Status OriginObject::Stream(uint64_t offset, uint64_t length, std::span<std::byte> /*buffer*/,
+absl::Status OriginObject::Stream(uint64_t offset, uint64_t length, std::span<std::byte> buffer,
                                   const Sink& sink) {
-  if (length == 0) return absl::OkStatus();
-  ASSIGN_OR_RETURN(Mapping memory, Mapping::Anonymous(std::min(length, kStep)));
   while (length > 0) {
-    const RangeRead range{offset, memory.bytes().first(std::min(length, kStep))};
+    const RangeRead range{offset, buffer.first(std::min<uint64_t>(length, buffer.size()))};
     RETURN_IF_ERROR(Read(std::span(&range, 1)));
     RETURN_IF_ERROR(sink(range.into));
     offset += range.into.size();

@@ -36,9 +36,8 @@ class OriginObject {
   using Sink = std::function<absl::Status(std::span<const std::byte>)>;
   // Reads `length` bytes from `offset` on and gives them to `sink` in order, piece by piece, as
   // they arrive, with as few requests as there can be. Ends with the sink's error if that has one.
-  // `buffer` is for the origin's use and not empty. An origin that does not know better reads 4 MiB
-  // at a time into memory of its own and gives them to `sink` when they are all there: whoever waits
-  // for the first of them waits for the last.
+  // `buffer` is for the origin's use and not empty. An origin whose requests cost nothing need not
+  // know better than to fill it again and again.
   virtual absl::Status Stream(uint64_t offset, uint64_t length, std::span<std::byte> buffer,
                               const Sink& sink);
 };

@@ -116,7 +116,10 @@ class EventClient : public Client {
       const auto found = pending_.find(id);
       // Between two tries there is nothing to go on with.
       if (found == pending_.end() || !found->second.in_flight) continue;
-      Curl().easy_pause(found->second.transfer->handle(), CURLPAUSE_CONT);
+      // Gives out what was kept back, and says here if that was not taken.
+      CURL* const handle = found->second.transfer->handle();
+      const CURLcode code = Curl().easy_pause(handle, CURLPAUSE_CONT);
+      if (code != CURLE_OK) EndTry(handle, code);
     }
     return !stopped;
   }

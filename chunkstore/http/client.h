@@ -56,7 +56,7 @@ struct Request {
   std::string ca_file;  // PEM; beside the system's authorities
   bool follow_redirects = true;
   // Tries in all, for what may pass: lost connections, 429 and 5xx. Requests that may not be sent
-  // twice have 1. With a sink, one that brought something is not counted.
+  // twice have 1. With a sink, one that brought something begins the count anew.
   int attempts = 5;
   std::chrono::seconds stall_timeout{0};  // 0: the client's
 };

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "chunkstore/registry/parallel_read.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -50,9 +48,7 @@ absl::Status ParallelRead::Launch(size_t piece, size_t source, int challenges) {
   absl::StatusOr<http::Request> request =
       sources_[source]->client().RangeRequest(digest_, {planned.offset, planned.length, size_});
   if (!request.ok()) return HandleFailure(attempts_[number], request.status());
-  // A mirror that fails has others behind it, and a second request has the first.
-  const bool is_last = source + 1 == sources_.size();
-  if (!is_last || pieces_[piece].running > 1) request->attempts = 1;
+  if (pieces_[piece].running > 1) request->attempts = 1;  // there is the first one
   attempts_[number].authorization = request->authorization;
   attempts_[number].id = repository_.http().Start(
       *std::move(request), [events = events_, number](absl::StatusOr<http::Response> response) {
@@ -122,11 +118,7 @@ absl::Status ParallelRead::HandleEvent(Event event) {
 absl::Status ParallelRead::HandleFailure(const Attempt& attempt, absl::Status why) {
   Piece& piece = pieces_[attempt.piece];
   --piece.running;
-  const bool is_last = attempt.source + 1 == sources_.size();
-  if (!is_last) {
-    spdlog::warn("mirror passed over: {}", std::string(why.message()));
-    if (!absl::IsNotFound(why)) sources_[attempt.source]->SetDown();
-  }
+  if (attempt.source + 1 < sources_.size()) sources_[attempt.source]->PassOver(why);
   if (piece.running > 0) return absl::OkStatus();
   if (piece.next_source < sources_.size()) return Launch(attempt.piece);
   return why;

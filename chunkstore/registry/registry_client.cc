@@ -291,6 +291,7 @@ absl::StatusOr<http::Request> RegistryClient::RangeRequest(const Digest& digest,
       .range = range, .allow_http = AllowsHttp(), .ca_file = options_.settings.ca_file};
   ASSIGN_OR_RETURN(request.url, UrlOf("blobs/" + digest.ToString()));
   ASSIGN_OR_RETURN(request.authorization, tokens_.Authorization());
+  if (is_mirror()) request.attempts = 1;  // there is another server behind it
   return request;
 }
 

@@ -22,6 +22,11 @@ Repository::Repository(std::shared_ptr<http::Client> client, const Settings& set
   sources_.push_back(std::make_unique<Source>(std::move(options)));
 }
 
+void Source::PassOver(const absl::Status& why) {
+  spdlog::warn("mirror passed over: {}", std::string(why.message()));
+  if (!absl::IsNotFound(why)) SetDown();
+}
+
 std::vector<Source*> Repository::Sources() {
   std::vector<Source*> usable;
   for (const auto& source : sources_) {
@@ -44,9 +49,7 @@ absl::StatusOr<Result> Repository::Ask(
   for (size_t i = 0; i + 1 < sources.size(); ++i) {
     absl::StatusOr<Result> answer = question(sources[i]->client());
     if (answer.ok()) return answer;
-    if (absl::IsNotFound(answer.status())) continue;
-    sources[i]->SetDown();
-    spdlog::warn("mirror passed over: {}", std::string(answer.status().message()));
+    if (!absl::IsNotFound(answer.status())) sources[i]->PassOver(answer.status());
   }
   return question(sources.back()->client());
 }

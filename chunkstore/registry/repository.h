@@ -24,6 +24,9 @@ class Source {
   explicit Source(RegistryClient::Options options) : client_(std::move(options)) {}
 
   RegistryClient& client() { return client_; }
+  // It failed, and the next one is asked; for a while it is not asked first any more, unless it just
+  // has not got what was wanted.
+  void PassOver(const absl::Status& why);
   // A server that failed is passed over for a while, if there is another one.
   void SetDown() { down_until_ = (Clock::now() + kDownTime).time_since_epoch(); }
   bool is_down() const { return Clock::now().time_since_epoch() < down_until_.load(); }

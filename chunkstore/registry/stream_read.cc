@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "chunkstore/registry/stream_read.h"
 
-#include <spdlog/spdlog.h>
-
 #include <condition_variable>
 #include <mutex>
 #include <optional>
@@ -13,13 +11,13 @@
 #include "chunkstore/registry/errors.h"
 
 namespace lamina::registry {
+
 // From the client's event thread to the reader. Outlives both ends' interest in it.
 class StreamRead::Pipe {
  public:
   // By the event thread. False once enough is queued.
   bool Put(std::string_view bytes) {
     std::lock_guard lock(mutex_);
-    if (closed_) return true;
     queued_.append(bytes);
     changed_.notify_one();
     paused_ = queued_.size() >= kMaxQueued;
@@ -40,10 +38,6 @@ class StreamRead::Pipe {
     queued_.swap(*bytes);
     *resume = std::exchange(paused_, false);
   }
-  void Close() {
-    std::lock_guard lock(mutex_);
-    closed_ = true;
-  }
   absl::StatusOr<http::Response> TakeResult() {
     std::lock_guard lock(mutex_);
     return *std::move(result_);
@@ -54,7 +48,6 @@ class StreamRead::Pipe {
   std::condition_variable changed_;
   std::string queued_;
   bool paused_ = false;
-  bool closed_ = false;
   std::optional<absl::StatusOr<http::Response>> result_;
 };
 
@@ -65,23 +58,20 @@ absl::Status StreamRead::Run(uint64_t offset, uint64_t length,
   end_ = offset + length;
   const std::vector<Source*> sources = repository_.Sources();
   absl::Status status;
-  for (size_t i = 0; i < sources.size() && next_ < end_; ++i) {
-    const bool is_last = i + 1 == sources.size();
-    status = ReadFrom(*sources[i], is_last);
-    if (status.ok() || refused_ || is_last) return status;
-    spdlog::warn("mirror passed over: {}", std::string(status.message()));
-    if (!absl::IsNotFound(status)) sources[i]->SetDown();
+  for (Source* source : sources) {
+    if (next_ == end_) break;
+    status = ReadFrom(*source);
+    if (status.ok() || refused_ || source == sources.back()) return status;
+    source->PassOver(status);
   }
   return status;
 }
 
-absl::Status StreamRead::ReadFrom(Source& source, bool is_last) {
+absl::Status StreamRead::ReadFrom(Source& source) {
   RegistryClient& client = source.client();
   for (int challenges = 0;; ++challenges) {
     ASSIGN_OR_RETURN(http::Request request,
                      client.RangeRequest(digest_, {next_, end_ - next_, size_}));
-    // A mirror that fails has others behind it.
-    if (!is_last) request.attempts = 1;
     const std::string authorization = request.authorization;
     const uint64_t before = next_;
     ASSIGN_OR_RETURN(const http::Response response, Request(client, std::move(request)));
@@ -103,7 +93,6 @@ absl::StatusOr<http::Response> StreamRead::Request(RegistryClient& client, http:
       [pipe](absl::StatusOr<http::Response> response) { pipe->End(std::move(response)); });
   if (absl::Status status = Drain(*pipe, id); !status.ok()) {
     refused_ = true;
-    pipe->Close();
     repository_.http().Cancel(id);
     return status;
   }

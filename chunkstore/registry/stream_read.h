@@ -6,7 +6,6 @@
 #define LAMINA_CHUNKSTORE_REGISTRY_STREAM_READ_H_
 
 #include <cstdint>
-#include <memory>
 
 #include "chunkstore/origin.h"
 #include "chunkstore/registry/repository.h"
@@ -30,7 +29,7 @@ class StreamRead {
   class Pipe;
 
   // Reads on from one source. An error with `refused_` unset is the source's.
-  absl::Status ReadFrom(Source& source, bool is_last);
+  absl::Status ReadFrom(Source& source);
   // One request; the response if it was no success.
   absl::StatusOr<http::Response> Request(RegistryClient& client, http::Request request);
   absl::Status Drain(Pipe& pipe, uint64_t id);
