@@ -58,10 +58,9 @@ def fresh_state(node: Node):
 def time_mount(node: Node, image: str, state: pathlib.Path) -> float:
     """Milliseconds from the start of `lamina mount` to the first byte of `ls -R`."""
     target = node.directory("target")
-    report = output(node.drivers / "mount_bench", target, "--", node.lamina, "mount", image, target,
-                    f"--state={state}")
+    milliseconds = first_byte(node, target, node.lamina, "mount", image, target, f"--state={state}")
     node.unmount(target, state)
-    return json.loads(report)["first_byte_ms"]
+    return milliseconds
 
 
 def make_local_image(node: Node, image: str) -> pathlib.Path:
@@ -74,10 +73,13 @@ def make_local_image(node: Node, image: str) -> pathlib.Path:
 
 def time_local_mount(node: Node, image: pathlib.Path) -> float:
     target = node.directory("target")
-    report = output(node.drivers / "mount_bench", target, "--", "mount", "--types=erofs", image,
-                    target)
+    milliseconds = first_byte(node, target, "mount", "--types=erofs", image, target)
     run("umount", target)
-    return json.loads(report)["first_byte_ms"]
+    return milliseconds
+
+
+def first_byte(node: Node, target: pathlib.Path, *command) -> float:
+    return json.loads(output(node.drivers / "mount_bench", target, "--", *command))["first_byte_ms"]
 
 
 def measure_memory(node: Node, image: str, samples: int) -> list[Row]:

@@ -4,7 +4,6 @@
 //
 // Prints the first N differences (20 if not given) and exits with 0 if there are none, 1 if there
 // are some, 2 if a tree could not be read. compare_trees.h says what is compared.
-#include <sys/resource.h>
 
 #include <charconv>
 #include <cstdio>
@@ -12,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "chunkstore/base/file.h"
 #include "tests/compare/compare_trees.h"
 
 namespace {
@@ -60,12 +60,7 @@ absl::StatusOr<Arguments> Parse(int argc, char** argv) {
 
 absl::StatusOr<lamina::compare::Comparison> Run(int argc, char** argv) {
   ASSIGN_OR_RETURN(const Arguments arguments, Parse(argc, argv));
-  // Two descriptors for each level of depth.
-  rlimit limit;
-  if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
-    limit.rlim_cur = limit.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &limit);
-  }
+  lamina::RaiseDescriptorLimit();  // two for each level of depth
   return lamina::compare::CompareTrees(arguments.trees[0], arguments.trees[1], arguments.options);
 }
 

@@ -198,12 +198,15 @@ class Workspace:
         check_equal(self.mounts(), [], "what is still mounted")
         wait_until(lambda: not self.loop_devices(), "loop devices are freed")
 
-    def clean_up(self):
-        for target in reversed(self.mounts()):
-            subprocess.run(["umount", "--lazy", target], check=False, stderr=subprocess.DEVNULL)
+    def kill_processes(self):
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    def clean_up(self):
+        for target in reversed(self.mounts()):
+            subprocess.run(["umount", "--lazy", target], check=False, stderr=subprocess.DEVNULL)
+        self.kill_processes()
         with contextlib.suppress(Failure):
             wait_until(lambda: not self.processes(), "processes end")
         for target in reversed(self.mounts()):

@@ -147,9 +147,9 @@ def _(workspace):
         with subprocess.Popen([program("LAMINA"), *map(str, command), state],
                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             time.sleep(generator.random() * 0.12)
-            for victim in workspace.processes() if victims == "all" else [process.pid]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(victim, signal.SIGKILL)
+            if victims == "all":
+                workspace.kill_processes()
+            process.kill()
 
     for cycle in range(repetitions(6)):
         mode = modes[cycle % len(modes)]
@@ -641,9 +641,7 @@ def _(workspace):
     for options in ((), ("--writable",), ("--loop",)):
         directory = workspace.new_directory("mnt")
         workspace.lamina("mount", image, directory, f"--state={state}", *options)
-        for process in workspace.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+        workspace.kill_processes()
         workspace.lamina("umount", directory, f"--state={state}")
         check(not os.path.ismount(directory), f"{directory} is still mounted ({options})")
     wait_until(lambda: not workspace.processes(), "the server ends")
