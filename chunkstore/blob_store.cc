@@ -67,6 +67,9 @@ CacheLimits LimitsOf(const BlobStore::Options& options) {
 
 constexpr int64_t kNanosecondsPerSecond = 1'000'000'000;
 
+// On a full disk: what is evicted to have room for the tables of a blob.
+constexpr uint64_t kReclaimForTables = 32 << 20;
+
 // At once for everyone who looks, however long it takes.
 absl::Status RemoveDirectory(const std::string& path) {
   const std::string parent = std::filesystem::path(path).parent_path();
@@ -125,7 +128,9 @@ class BlobStoreImpl : public BlobStore {
   std::shared_ptr<StoredBlob> FindOpen(const Digest& key);
   absl::StatusOr<std::unique_ptr<LocalBlob>> OpenLocal(const LayerDescriptor& descriptor) const;
   absl::StatusOr<std::unique_ptr<LocalBlob>> CreateLocal(const LayerDescriptor& descriptor,
-                                                         const BlobTables& tables);
+                                                         BlobDraft& draft);
+  absl::StatusOr<BlobDraft> ReadDraft(const LayerDescriptor& descriptor,
+                                      const std::shared_ptr<Origin>& origin);
   std::shared_ptr<StoredBlob> OpenToEvict(const Digest& key);
 
   const std::string directory_;
@@ -186,12 +191,12 @@ absl::StatusOr<std::shared_ptr<Blob>> BlobStoreImpl::Attach(const LayerDescripto
     }
     // Without the lock: an origin that does not answer holds up nobody who has another one.
     lock.unlock();
-    const absl::StatusOr<BlobTables> tables = OriginBlob(descriptor, origin).ReadTables();
+    absl::StatusOr<BlobDraft> draft = ReadDraft(descriptor, origin);
     lock.lock();
     slot->reading.erase(origin_name);
     slot->changed.notify_all();
-    if (!tables.ok()) return Annotate(tables.status(), name);
-    if (slot->blob.expired()) return attach(CreateLocal(descriptor, *tables));
+    if (!draft.ok()) return Annotate(draft.status(), name);
+    if (slot->blob.expired()) return attach(CreateLocal(descriptor, *draft));
   }
 }
 
@@ -218,15 +223,29 @@ absl::StatusOr<std::unique_ptr<LocalBlob>> BlobStoreImpl::OpenLocal(
   return LocalBlob::Open(DirectoryOf(descriptor.Key()), descriptor);
 }
 
+absl::StatusOr<BlobDraft> BlobStoreImpl::ReadDraft(const LayerDescriptor& descriptor,
+                                                   const std::shared_ptr<Origin>& origin) {
+  OriginBlob source(descriptor, origin);
+  const auto read = [&]() -> absl::StatusOr<BlobDraft> {
+    ASSIGN_OR_RETURN(BlobDraft draft, BlobDraft::Create(directory_));
+    ASSIGN_OR_RETURN(draft.tables, source.ReadTables(draft.metadata()));
+    return draft;
+  };
+  absl::StatusOr<BlobDraft> draft = read();
+  if (!absl::IsResourceExhausted(draft.status()) || directory_.empty()) return draft;
+  // The disk is full: content of other blobs goes first.
+  shared_.cache->Reclaim(kReclaimForTables);
+  return read();
+}
+
 absl::StatusOr<std::unique_ptr<LocalBlob>> BlobStoreImpl::CreateLocal(
-    const LayerDescriptor& descriptor, const BlobTables& tables) {
-  if (directory_.empty()) return LocalBlob::OpenInMemory(descriptor, tables);
+    const LayerDescriptor& descriptor, BlobDraft& draft) {
+  if (directory_.empty()) return LocalBlob::OpenInMemory(descriptor, draft);
   const std::string directory = DirectoryOf(descriptor.Key());
-  absl::Status created = LocalBlob::Create(directory, descriptor, tables);
+  absl::Status created = LocalBlob::Create(directory, descriptor, draft);
   if (absl::IsResourceExhausted(created)) {
-    // The disk is full: content of other blobs goes first.
-    shared_.cache->Reclaim(tables.frames.size() + PaddedFileSize(tables.metadata.size()));
-    created = LocalBlob::Create(directory, descriptor, tables);
+    shared_.cache->Reclaim(kReclaimForTables);
+    created = LocalBlob::Create(directory, descriptor, draft);
   }
   RETURN_IF_ERROR(created);
   return LocalBlob::Open(directory, descriptor);

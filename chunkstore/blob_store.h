@@ -6,8 +6,8 @@
 //   sections   section table as in the object, checked against the descriptor on open
 //   frames     decoded frame table
 //   metadata   decoded EROFS metadata, padded to 2 MiB
-//   chunks     decoded chunk table (comes in the background)
-//   checksums  XXH3 of the three above
+//   chunks     decoded chunk table
+//   checksums  XXH3 of the three above, and ContentDigest() of the chunk table
 //   data       the address space, sparse, padded to 2 MiB
 //   present    bitmap: one bit a frame, set after the frame's bytes are in `data`, cleared before
 //              they are evicted
@@ -64,6 +64,8 @@ class Blob {
   virtual uint32_t blocks() const = 0;
   // EROFS metadata of the layer, verified; valid as long as the blob.
   virtual std::span<const std::byte> metadata() const = 0;
+  // ContentDigest() of the blob's chunk table.
+  virtual const Digest& content_digest() const = 0;
   virtual const FrameTable& frames() const = 0;
   // The data file: for reading under a Hold, or in the `done` of a foreground fetch. Not to be
   // mapped.
@@ -93,7 +95,7 @@ class Blob {
   virtual void Fetch(uint64_t offset, uint64_t length, Priority priority,
                      std::shared_ptr<ReadStats> stats, std::function<void(absl::Status)> done) = 0;
 
-  // Gets the chunk table and puts it into the node's index, in the background: from then on frames
+  // Puts the chunk table into the node's index, in the background: from then on frames
   // are copied from other blobs where they can be, and other blobs' from this one. Apart from
   // Attach, since it costs more than attaching: call it when nobody waits any more.
   virtual void ShareChunks() = 0;

@@ -5,8 +5,11 @@
 #include <zstd.h>
 
 #include <algorithm>
+#include <bit>
+#include <cstddef>
 #include <cstring>
 #include <memory>
+#include <vector>
 
 namespace lamina::chunkstore {
 namespace {
@@ -208,6 +211,34 @@ absl::Status CheckZstdFrame(std::span<const std::byte> bytes, uint64_t content_s
   return absl::OkStatus();
 }
 
+// The content of the frame, which has `size` bytes, a piece at a time.
+absl::Status DecompressTo(std::span<const std::byte> bytes, uint64_t size,
+                          const std::function<absl::Status(std::span<const std::byte>)>& sink) {
+  struct Free {
+    void operator()(ZSTD_DCtx* context) const { ZSTD_freeDCtx(context); }
+  };
+  constexpr size_t kPiece = 256 << 10;
+  const std::unique_ptr<ZSTD_DCtx, Free> context(ZSTD_createDCtx());
+  if (context == nullptr) return absl::ResourceExhaustedError("no memory for a zstd context");
+  ZSTD_DCtx_setParameter(context.get(), ZSTD_d_windowLogMax, std::bit_width(kMaxWindowSize - 1));
+  std::vector<std::byte> piece(std::clamp<uint64_t>(size, 1, kPiece));
+  ZSTD_inBuffer input{bytes.data(), bytes.size(), 0};
+  uint64_t done = 0;
+  for (size_t left = 1; left != 0;) {
+    ZSTD_outBuffer output{piece.data(), piece.size(), 0};
+    left = ZSTD_decompressStream(context.get(), &output, &input);
+    if (ZSTD_isError(left)) return Damaged("decompress: {}", ZSTD_getErrorName(left));
+    done += output.pos;
+    if (output.pos == 0 && left != 0 && input.pos == input.size) {
+      return Damaged("decompress: {} bytes of {}", done, size);
+    }
+    if (done > size) return Damaged("decompress: more than the {} bytes expected", size);
+    RETURN_IF_ERROR(sink(std::span(piece).first(output.pos)));
+  }
+  if (done != size) return Damaged("decompress: {} bytes of {}", done, size);
+  return absl::OkStatus();
+}
+
 // `into` gets the whole content of the frame.
 absl::Status Decompress(std::span<const std::byte> bytes, std::span<std::byte> into) {
   struct Free {
@@ -298,6 +329,28 @@ absl::StatusOr<std::string> DecodeSection(const Section& section, std::string_vi
   std::string content(section.uncompressed_length, '\0');
   RETURN_IF_ERROR(Decompress(bytes, std::as_writable_bytes(std::span(content))), "{}", name);
   return content;
+}
+
+absl::Status DecodeSectionTo(const Section& section, std::string_view name,
+                             std::span<const std::byte> bytes,
+                             const std::function<absl::Status(std::span<const std::byte>)>& sink) {
+  if (bytes.size() != section.length) {
+    return Damaged("{}: {} bytes, but the section table says {}", name, bytes.size(),
+                   section.length);
+  }
+  RETURN_IF_ERROR(CheckDigest(section.digest, bytes), "{}", name);
+  if (!section.compressed) return sink(bytes);
+  RETURN_IF_ERROR(CheckZstdFrame(bytes, section.uncompressed_length, kMaxWindowSize), "{}", name);
+  return Annotate(DecompressTo(bytes, section.uncompressed_length, sink), name);
+}
+
+Digest ContentDigest(std::span<const std::byte> chunk_table) {
+  Hasher hasher;
+  for (; chunk_table.size() >= sizeof(ChunkRecord);
+       chunk_table = chunk_table.subspan(sizeof(ChunkRecord))) {
+    hasher.Update(chunk_table.subspan(offsetof(ChunkRecord, digest), sizeof(ChunkRecord::digest)));
+  }
+  return hasher.Finish();
 }
 
 absl::StatusOr<FrameTable> FrameTable::Parse(std::span<const std::byte> bytes,

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -59,6 +60,16 @@ struct SectionTable {
 // errors. Holds section.uncompressed_length bytes besides `bytes`.
 absl::StatusOr<std::string> DecodeSection(const Section& section, std::string_view name,
                                           std::span<const std::byte> bytes);
+
+// The same for a section that may be large: its content goes to `sink` piece by piece, and no more than
+// a window of it is in memory.
+absl::Status DecodeSectionTo(const Section& section, std::string_view name,
+                             std::span<const std::byte> bytes,
+                             const std::function<absl::Status(std::span<const std::byte>)>& sink);
+
+// SHA-256 over the digests of the chunks in a decoded chunk table: names what a blob holds, whatever
+// its frames are. The tag of the device in the blob's metadata is its hex digits.
+Digest ContentDigest(std::span<const std::byte> chunk_table);
 
 // Block -> frame. A view: borrows the decoded bytes of the section, which must be aligned to 8
 // bytes (a std::string's or a mapping's are; kInvalidArgument otherwise), outlive it and not

@@ -32,12 +32,13 @@ constexpr char kPresent[] = "/present";
 struct Checksums {
   uint64_t frames = 0;
   uint64_t metadata = 0;
-  uint64_t chunks = 0;  // 0: not there yet
-  uint64_t own = 0;     // of the fields above
+  uint64_t chunks = 0;
+  Digest content;    // ContentDigest() of the chunk table
+  uint64_t own = 0;  // of the fields above
 
   uint64_t Own() const { return XXH3_64bits(this, offsetof(Checksums, own)); }
 };
-static_assert(sizeof(Checksums) == 32);
+static_assert(sizeof(Checksums) == 64);
 
 uint64_t ChecksumOf(std::string_view content) {
   return XXH3_64bits(content.data(), content.size());
@@ -90,13 +91,9 @@ absl::StatusOr<Mapping> MapChecked(const std::string& path, uint64_t length, uin
 }
 
 // Not synced: what a machine crash leaves of it does not match its checksum and is fetched again.
-absl::Status WriteNewFile(const std::string& path, std::string_view content, uint64_t size) {
-  ASSIGN_OR_RETURN(const UniqueFd fd, OpenFile(path, O_WRONLY | O_CREAT | O_EXCL));
-  RETURN_IF_ERROR(WriteFull(fd.get(), 0, AsBytes(content)), "{}", path);
-  if (size != content.size() && ::ftruncate(fd.get(), static_cast<off_t>(size)) != 0) {
-    return ErrnoStatus(errno, fmt::format("extend {} to {} bytes", path, size));
-  }
-  return absl::OkStatus();
+absl::Status WriteNewFile(const std::string& path, std::string_view content) {
+  ASSIGN_OR_RETURN(const UniqueFd fd, OpenFile(path, O_WRONLY | O_CREAT | O_TRUNC));
+  return Annotate(WriteFull(fd.get(), 0, AsBytes(content)), path);
 }
 
 absl::Status Rename(const std::string& from, const std::string& to) {
@@ -230,6 +227,7 @@ absl::Status LocalBlob::OpenTables(const LayerDescriptor& descriptor) {
   ASSIGN_OR_RETURN(frames_file_, MapChecked(directory_ + kFrames, frames_length, frames_length,
                                             checksums.frames));
   ASSIGN_OR_RETURN(frames_, FrameTable::Parse(std::as_const(frames_file_).bytes(), sections_));
+  content_digest_ = checksums.content;
   const uint64_t metadata_length = sections_.metadata.uncompressed_length;
   ASSIGN_OR_RETURN(metadata_, MapChecked(directory_ + kMetadata, metadata_length,
                                          PaddedFileSize(metadata_length), checksums.metadata));
@@ -250,51 +248,71 @@ absl::Status LocalBlob::OpenData() {
   return absl::OkStatus();
 }
 
+absl::StatusOr<BlobDraft> BlobDraft::Create(const std::string& parent) {
+  BlobDraft draft;
+  if (parent.empty()) {
+    ASSIGN_OR_RETURN(draft.metadata_, NewMemoryFile(0));
+    return draft;
+  }
+  ASSIGN_OR_RETURN(draft.directory_, TemporaryDirectory::Create(parent, ".new-"));
+  ASSIGN_OR_RETURN(draft.metadata_,
+                   OpenFile(draft.directory_->path() + kMetadata, O_RDWR | O_CREAT | O_EXCL));
+  return draft;
+}
+
 absl::Status LocalBlob::Create(const std::string& directory, const LayerDescriptor& descriptor,
-                               const BlobTables& tables) {
+                               BlobDraft& draft) {
   const std::string parent = std::filesystem::path(directory).parent_path();
-  ASSIGN_OR_RETURN(TemporaryDirectory made, TemporaryDirectory::Create(parent, ".new-"));
+  const std::string& made = draft.directory_->path();
   ASSIGN_OR_RETURN(TemporaryDirectory removed, TemporaryDirectory::Create(parent, ".old-"));
 
   const std::string layer = descriptor.digest.ToString();
-  Checksums checksums{.frames = ChecksumOf(tables.frames), .metadata = ChecksumOf(tables.metadata)};
+  const BlobTables& tables = draft.tables;
+  ASSIGN_OR_RETURN(const uint64_t metadata_size, FileSize(draft.metadata()));
+  Checksums checksums{.frames = ChecksumOf(tables.frames),
+                      .chunks = ChecksumOf(tables.chunks),
+                      .content = ContentDigest(AsBytes(tables.chunks))};
+  ASSIGN_OR_RETURN(checksums.metadata, ChecksumOfFile(draft.metadata(), metadata_size));
   checksums.own = checksums.Own();
-  const struct {
-    const char* name;
-    std::string_view content;
-    uint64_t size;
-  } files[] = {{kLayer, layer, layer.size()},
-               {kSections, tables.section_table, tables.section_table.size()},
-               {kFrames, tables.frames, tables.frames.size()},
-               {kMetadata, tables.metadata, PaddedFileSize(tables.metadata.size())},
-               {kChecksums, ChecksumsAsText(checksums), sizeof(checksums)}};
-  for (const auto& file : files) {
-    RETURN_IF_ERROR(WriteNewFile(made.path() + file.name, file.content, file.size));
+  const std::pair<const char*, std::string_view> files[] = {
+      {kLayer, layer},
+      {kSections, tables.section_table},
+      {kFrames, tables.frames},
+      {kChunksFile, tables.chunks},
+      {kChecksums, ChecksumsAsText(checksums)}};
+  for (const auto& [name, content] : files) RETURN_IF_ERROR(WriteNewFile(made + name, content));
+  if (::ftruncate(draft.metadata(), static_cast<off_t>(PaddedFileSize(metadata_size))) != 0) {
+    return ErrnoStatus(errno, "extend " + made + kMetadata);
   }
   if (::access(directory.c_str(), F_OK) == 0) {
     // Only the exact section table says whose data it is. Data of another one must not be kept, not
     // even checked on use: whoever chose it may have made it match the checksums.
     if (ReadSections(directory, descriptor).ok()) {
       // Either may be missing; the frames are fetched again then.
-      Rename(directory + kData, made.path() + kData).IgnoreError();
-      Rename(directory + kPresent, made.path() + kPresent).IgnoreError();
+      Rename(directory + kData, made + kData).IgnoreError();
+      Rename(directory + kPresent, made + kPresent).IgnoreError();
     }
     RETURN_IF_ERROR(Rename(directory, removed.path() + "/blob"));
   }
-  if (::chmod(made.path().c_str(), 0755) != 0) return ErrnoStatus(errno, "chmod " + made.path());
-  RETURN_IF_ERROR(Rename(made.path(), directory));
-  made.Keep();
+  if (::chmod(made.c_str(), 0755) != 0) return ErrnoStatus(errno, "chmod " + made);
+  RETURN_IF_ERROR(Rename(made, directory));
+  draft.directory_->Keep();
+  draft = BlobDraft();
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<LocalBlob>> LocalBlob::OpenInMemory(
-    const LayerDescriptor& descriptor, const BlobTables& tables) {
+    const LayerDescriptor& descriptor, const BlobDraft& draft) {
+  const BlobTables& tables = draft.tables;
   std::unique_ptr<LocalBlob> blob(new LocalBlob(""));
   ASSIGN_OR_RETURN(blob->sections_, SectionTable::Parse(AsBytes(tables.section_table), descriptor));
   ASSIGN_OR_RETURN(blob->frames_file_, MapCopy(tables.frames));
   ASSIGN_OR_RETURN(blob->frames_,
                    FrameTable::Parse(std::as_const(blob->frames_file_).bytes(), blob->sections_));
-  ASSIGN_OR_RETURN(blob->metadata_, MapCopy(tables.metadata));
+  ASSIGN_OR_RETURN(blob->metadata_,
+                   Mapping::OfFile(draft.metadata(), blob->sections_.metadata.uncompressed_length,
+                                   /*writable=*/false));
+  blob->content_digest_ = ContentDigest(AsBytes(tables.chunks));
   blob->data_size_ = PaddedFileSize(uint64_t{blob->sections_.blocks} * kBlockSize);
   ASSIGN_OR_RETURN(blob->data_, NewMemoryFile(blob->data_size_));
   blob->present_ = std::make_unique<PresentMap>(blob->frames_.size());
@@ -359,7 +377,6 @@ absl::Status LocalBlob::WriteFrame(uint32_t frame, std::span<const std::byte> by
 
 absl::StatusOr<const ChunkTable*> LocalBlob::LoadChunks() {
   ASSIGN_OR_RETURN(const Checksums checksums, ReadChecksums(directory_));
-  if (checksums.chunks == 0) return absl::NotFoundError("no chunk table in " + directory_);
   const uint64_t length = sections_.chunk_table.uncompressed_length;
   ASSIGN_OR_RETURN(chunks_file_,
                    MapChecked(directory_ + kChunksFile, length, length, checksums.chunks));

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -24,8 +25,24 @@ namespace lamina::chunkstore {
 // in the object.
 struct BlobTables {
   std::string section_table;
+  std::string chunks;
   std::string frames;
-  std::string metadata;
+};
+
+// A blob in the making: its tables, and a file for its metadata. Files of it go with it.
+class BlobDraft {
+ public:
+  // Below `parent`, where the blob is to be, or in memory if that is empty.
+  static absl::StatusOr<BlobDraft> Create(const std::string& parent);
+
+  // For the metadata; open for reading and writing.
+  int metadata() const { return metadata_.get(); }
+  BlobTables tables;
+
+ private:
+  friend class LocalBlob;
+  std::optional<TemporaryDirectory> directory_;  // with the metadata file; none if in memory
+  UniqueFd metadata_;
 };
 
 // A blob's directory, as it is found before it is opened.
@@ -60,16 +77,18 @@ class LocalBlob {
 
   // A blob whose files are in anonymous memory, gone with the object.
   static absl::StatusOr<std::unique_ptr<LocalBlob>> OpenInMemory(const LayerDescriptor& descriptor,
-                                                                 const BlobTables& tables);
+                                                                 const BlobDraft& draft);
 
-  // Makes the directory, whole or not at all. Takes over the data of a directory that is in its
-  // place if it belongs to the same descriptor; nobody may have it open.
+  // Makes the directory of the draft, whole or not at all, and then the draft is empty. Takes over the
+  // data of a directory that is in its place if it belongs to the same descriptor; nobody may have it
+  // open.
   static absl::Status Create(const std::string& directory, const LayerDescriptor& descriptor,
-                             const BlobTables& tables);
+                             BlobDraft& draft);
 
   const SectionTable& sections() const { return sections_; }
   const FrameTable& frames() const { return frames_; }
   std::span<const std::byte> metadata() const { return metadata_.bytes(); }
+  const Digest& content_digest() const { return content_digest_; }
   int data_fd() const { return data_.get(); }
   bool in_memory() const { return directory_.empty(); }
   uint64_t data_size() const { return data_size_; }
@@ -111,6 +130,7 @@ class LocalBlob {
   Mapping frames_file_;
   FrameTable frames_;
   Mapping metadata_;
+  Digest content_digest_;
   Mapping chunks_file_;
   ChunkTable chunks_;
   UniqueFd data_;

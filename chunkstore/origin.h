@@ -47,7 +47,8 @@ class Origin {
   virtual ~Origin() = default;
   // How errors and logs name it, e.g. "oci:/srv/images".
   virtual std::string name() const = 0;
-  // kNotFound if it has no such object, kDataLoss if the object has another size.
+  // kNotFound if it has no such object, kDataLoss if the object has another size: from here, or from
+  // the first read where finding it out would cost a request.
   virtual absl::StatusOr<std::unique_ptr<OriginObject>> Open(const Digest& digest,
                                                              uint64_t size) = 0;
   // To be called when bytes that were read are not what their digest says. True if there is another

@@ -58,8 +58,10 @@ class OriginBlob {
     }
   }
 
-  // What a node needs before it can use the blob. Verified.
-  absl::StatusOr<BlobTables> ReadTables();
+  // All tables of the blob, verified; with one request to an origin to which requests are dear, if
+  // they are not unusually large for its size. The metadata go to a file, whose content they replace,
+  // open for reading and writing.
+  absl::StatusOr<BlobTables> ReadTables(int metadata);
   // The decoded chunk table, verified but not parsed.
   absl::StatusOr<std::string> ReadChunkTable(const SectionTable& sections);
 
@@ -77,7 +79,9 @@ class OriginBlob {
   // Has the first source that can be used be the first one from now on. An error of `use` sends it to
   // the next source, unless `final` is set by then.
   absl::Status UseAny(const Use& use, const bool& final);
-  absl::StatusOr<BlobTables> TryToReadTables();
+  absl::StatusOr<BlobTables> TryToReadTables(int metadata);
+  // Bytes at the end of the object that probably hold the tables.
+  uint64_t TailLength() const;
   absl::StatusOr<std::string> TryToReadChunkTable(const SectionTable& sections);
 
   const LayerDescriptor descriptor_;

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "chunkstore/touch_recorder.h"
+#include "chunkstore/waker.h"
 
 namespace lamina::chunkstore {
 
@@ -55,6 +56,8 @@ struct ReadStats {
   LatencyHistogram hit_latency;            // request to reply
   LatencyHistogram miss_latency;
   TouchRecorder touches;  // of the readers, while it is asked for
+  // Called after read_requests or fetched_frames has grown.
+  Waker activity;
 
   void AddTo(ReadStats& total) const;
 };

@@ -326,6 +326,7 @@ void StoredBlob::FetchFromOrigin(const Work& work) {
   if (!status.ok()) return Fail(wanted, status);
   work.stats.fetched_bytes += bytes;
   work.stats.fetched_frames += wanted.size();
+  work.stats.activity.Wake();
   for (size_t i = 0; i < wanted.size(); ++i) {
     const uint64_t length = frames()[wanted[i]].length;
     const NodeCache::Room room = std::move(rooms[i]);  // until it is written

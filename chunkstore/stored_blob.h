@@ -47,6 +47,7 @@ class StoredBlob : public Blob, public CachedBlob, public std::enable_shared_fro
   uint64_t size() const override { return uint64_t{blocks()} * kBlockSize; }
   uint32_t blocks() const override { return local_->sections().blocks; }
   std::span<const std::byte> metadata() const override { return local_->metadata(); }
+  const Digest& content_digest() const override { return local_->content_digest(); }
   const FrameTable& frames() const override { return local_->frames(); }
   int data_fd() const override { return local_->data_fd(); }
   bool Ready(uint64_t offset, uint64_t length) const override;

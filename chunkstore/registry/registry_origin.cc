@@ -61,11 +61,7 @@ class RegistryOrigin : public chunkstore::Origin {
 
   absl::StatusOr<std::unique_ptr<chunkstore::OriginObject>> Open(const Digest& digest,
                                                                  uint64_t size) override {
-    ASSIGN_OR_RETURN(const uint64_t actual, shared_->repository->BlobSize(digest));
-    if (actual != size && actual != RegistryClient::kUnknownSize) {
-      return absl::DataLossError(
-          fmt::format("{} has {} bytes instead of {}", digest.ToString(), actual, size));
-    }
+    // What there is to find out the first read finds out, without a round trip of its own.
     return std::make_unique<RegistryObject>(shared_, digest, size);
   }
 

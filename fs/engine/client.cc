@@ -102,8 +102,13 @@ absl::StatusOr<json> Client::CleanCache(std::optional<uint64_t> bytes) {
   return Call(message, /*start_engine=*/true);
 }
 
-absl::Status Client::PinImage(const std::string& image, bool pinned) {
-  return Call({{"op", "cache-pin"}, {"image", image}, {"pinned", pinned}}, /*start_engine=*/true)
+absl::Status Client::PinImage(const std::string& image, bool pinned,
+                              const registry::Settings& registry) {
+  return Call({{"op", "cache-pin"},
+               {"image", image},
+               {"pinned", pinned},
+               {"registry", ToJson(registry, Secrets::kIncluded)}},
+              /*start_engine=*/true)
       .status();
 }
 

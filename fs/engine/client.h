@@ -35,7 +35,7 @@ class Client {
   // What the node keeps (image_cache.h). Without an engine that runs, one is started for it.
   absl::StatusOr<nlohmann::json> ListCache();
   absl::StatusOr<nlohmann::json> CleanCache(std::optional<uint64_t> bytes);
-  absl::Status PinImage(const std::string& image, bool pinned);
+  absl::Status PinImage(const std::string& image, bool pinned, const registry::Settings& registry);
   absl::StatusOr<nlohmann::json> RemoveImage(const std::string& image);
 
  private:

@@ -18,8 +18,8 @@
 #include "fs/engine/attach.h"
 #include "fs/engine/engine_impl.h"
 #include "fs/engine/messages.h"
+#include "fs/engine/start_plan.h"
 #include "fs/image/image.h"
-#include "fs/prefetch/image_prefetch.h"
 
 namespace lamina::fs {
 namespace {
@@ -34,6 +34,11 @@ constexpr std::chrono::microseconds kClosePause{200};
 // overlayfs' work directory beside upper/, in a directory that is the user's: by a name that nobody
 // else gives.
 constexpr char kWorkDirectory[] = ".lamina-work";
+
+constexpr std::string_view kLockFile = "lock";
+
+// How long a mount waits for the image's profile once all else is ready.
+constexpr std::chrono::milliseconds kProfilePatience(300);
 
 absl::Status MakeDirectory(const std::string& path, mode_t mode) {
   if (::mkdir(path.c_str(), mode) != 0 && errno != EEXIST) {
@@ -104,8 +109,12 @@ EngineImpl::EngineImpl(EngineOptions options, UniqueFd lock, std::unique_ptr<Mou
 EngineImpl::~EngineImpl() {
   repair_ = std::jthread();  // ends it
   if (handed_over_) return;
+  absl::StatusOr<std::vector<MountInfo>> mounted = std::vector<MountInfo>();
+  if (!mounts_.empty()) mounted = ReadMountInfo();
   for (auto& [target, mount] : mounts_) {
-    if (absl::Status status = UnmountParts(mount.record, /*detach=*/true); !status.ok()) {
+    absl::Status status = mounted.status();
+    if (status.ok()) status = UnmountParts(mount.record, /*detach=*/true, *mounted);
+    if (!status.ok()) {
       spdlog::error("{}", std::string(status.message()));
     }
     detached_.push_back(std::move(mount));
@@ -143,10 +152,11 @@ bool EngineImpl::HasDetachedMounts() {
   return !detached_.empty();
 }
 
-absl::Status EngineImpl::PinImage(const std::string& image, bool pinned) {
+absl::Status EngineImpl::PinImage(const std::string& image, bool pinned,
+                                  const registry::Settings& registry) {
   // What a tag says now, if it can be found out: another image may have been there when it was used.
   if (pinned && !image.starts_with("sha256:")) {
-    const absl::StatusOr<Image> opened = fs::OpenImage(image, oci::Platform::Host());
+    const absl::StatusOr<Image> opened = OpenImage(image, registry);
     if (opened.ok()) return images_.Pin(RecordOf(*opened));
     if (images_.SetPinned(image, true).ok()) return absl::OkStatus();
     return opened.status();
@@ -184,14 +194,12 @@ absl::StatusOr<EngineImpl::Choice> EngineImpl::ChooseTransport(const MountReques
 
 absl::StatusOr<MountDescription> EngineImpl::Mount(const MountRequest& request) {
   // What may take long, as reading tables from the origin, is done without the lock.
-  Image image;
-  ASSIGN_OR_RETURN(MountState mount, Prepare(request, image), "mount {}", request.image);
-  return MountPrepared(request, std::move(mount), std::move(image));
+  ASSIGN_OR_RETURN(MountState mount, Prepare(request), "mount {}", request.image);
+  return MountPrepared(request, std::move(mount));
 }
 
 absl::StatusOr<MountDescription> EngineImpl::MountPrepared(const MountRequest& request,
-                                                           MountState mount,
-                                                           std::optional<Image> image) {
+                                                           MountState mount) {
   std::lock_guard lock(mutex_);
   if (const auto there = mounts_.find(request.target); there != mounts_.end()) {
     const MountRecord& record = there->second.record;
@@ -215,7 +223,6 @@ absl::StatusOr<MountDescription> EngineImpl::MountPrepared(const MountRequest& r
   }
   const MountDescription description = mount.record.description;
   for (const auto& blob : mount.blobs) blob->ShareChunks();
-  if (image) StartPrefetch(request.prefetch, *std::move(image), mount);
   mounts_.emplace(request.target, std::move(mount));
   spdlog::info("mounted {} at {} by {} ({})", description.image, description.target,
                TransportName(description.transport), description.reason);
@@ -239,13 +246,14 @@ absl::Status EngineImpl::CheckRequest(const MountRequest& request) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<MountState> EngineImpl::Prepare(const MountRequest& request, Image& image) {
+absl::StatusOr<MountState> EngineImpl::Prepare(const MountRequest& request) {
   RETURN_IF_ERROR(CheckRequest(request));
   ASSIGN_OR_RETURN(const Choice choice, ChooseTransport(request));
   MountState mount;
   mount.record.writable_dir = request.writable_dir;
   mount.record.token = request.token;
   mount.record.registry = request.registry;
+  mount.record.prefetch = request.prefetch;
   mount.record.description = {.image = request.image,
                               .target = request.target,
                               .transport = choice.transport,
@@ -258,16 +266,21 @@ absl::StatusOr<MountState> EngineImpl::Prepare(const MountRequest& request, Imag
   if (!request.writable_dir.empty()) {
     ASSIGN_OR_RETURN(mount.writable_lock, LockWritableDirectory(request.writable_dir));
   }
-  ASSIGN_OR_RETURN(const RegistryAccess access, AccessFor(request.image, request.registry));
-  ASSIGN_OR_RETURN(image, fs::OpenImage(request.image, oci::Platform::Host(), access));
+  ASSIGN_OR_RETURN(const Image image, OpenImage(request.image, request.registry));
   mount.record.description.manifest_digest = image.manifest_digest.ToString();
   mount.image_use = images_.Use(RecordOf(image));
   mount.record.layers = image.layers;
+  mount.stats = std::make_shared<ReadStats>();
+  std::shared_ptr<StartPlan> plan;
+  if (request.prefetch.enabled) plan = StartPrefetch(image, mount);
   ASSIGN_OR_RETURN(mount.blobs, AttachAll(*store_, image));
   ASSIGN_OR_RETURN(mount.metadata, GetMergedMetadata(state_ + "/images", mount.blobs));
   mount.record.metadata = mount.metadata->path;
-  mount.stats = std::make_shared<ReadStats>();
   if (request.record) RETURN_IF_ERROR(mount.stats->touches.Start(mount.blobs));
+  if (plan != nullptr) {
+    plan->Attached(mount.blobs, mount.metadata);
+    plan->AwaitProfile(kProfilePatience);
+  }
   return mount;
 }
 
@@ -360,9 +373,15 @@ absl::Status EngineImpl::MountErofsAt(const std::string& target, MountState& mou
 // Unmounts from the top down. A mount that is gone already is not an error, one that is not ours is
 // left alone.
 absl::Status EngineImpl::UnmountParts(const MountRecord& record, bool detach) {
+  ASSIGN_OR_RETURN(const std::vector<MountInfo> mounted, ReadMountInfo());
+  return UnmountParts(record, detach, mounted);
+}
+
+absl::Status EngineImpl::UnmountParts(const MountRecord& record, bool detach,
+                                      std::span<const MountInfo> mounted) {
   const MountPaths paths(state_, record.description.id, record.writable_dir);
   const std::string& target = record.description.target;
-  ASSIGN_OR_RETURN(const std::optional<MountInfo> info, FindMount(target));
+  const std::optional<MountInfo> info = FindMountIn(mounted, target);
   if (info.has_value() && IsOurs(*info, record)) {
     RETURN_IF_ERROR(mounter_->Unmount(target, detach));
   } else if (info.has_value() && !detach) {
@@ -550,20 +569,32 @@ bool EngineImpl::Idle() {
   return mounts_.empty() && detached_.empty() && prefetch_jobs_.Idle();
 }
 
-void EngineImpl::StartPrefetch(const PrefetchOptions& options, Image image, MountState& mount) {
-  if (!options.enabled) return;
+namespace {
+
+Prefetcher::Work PrefetchWork(const MountState& mount) {
+  const PrefetchOptions& options = mount.record.prefetch;
+  return {.blobs = mount.blobs,
+          .rest = options.fill ? Prefetcher::Work::Rest::kWhenIdle : Prefetcher::Work::Rest::kLeave,
+          .bytes_per_second = options.bytes_per_second,
+          .stats = mount.prefetch_stats,
+          .readers = mount.stats};
+}
+
+}  // namespace
+
+void EngineImpl::ContinuePrefetch(MountState& mount) {
+  if (!mount.record.prefetch.enabled || mount.blobs.empty()) return;
   mount.prefetch_stats = std::make_shared<ReadStats>();
-  Prefetcher::Work work{
-      .blobs = mount.blobs,
-      .rest = options.fill ? Prefetcher::Work::Rest::kWhenIdle : Prefetcher::Work::Rest::kLeave,
-      .bytes_per_second = options.bytes_per_second,
-      .stats = mount.prefetch_stats,
-      .readers = mount.stats};
-  mount.prefetch = prefetcher_.Start(std::move(work),
-                                     [image = std::move(image), metadata = mount.metadata](
-                                         const std::stop_token& stop, Prefetcher::Work& planned) {
-                                       PlanStart(image, metadata->mapping.bytes(), stop, planned);
-                                     });
+  mount.prefetch = prefetcher_.Start(PrefetchWork(mount));
+}
+
+std::shared_ptr<StartPlan> EngineImpl::StartPrefetch(Image image, MountState& mount) {
+  mount.prefetch_stats = std::make_shared<ReadStats>();
+  auto plan = std::make_shared<StartPlan>(std::move(image));
+  mount.prefetch = prefetcher_.Start(
+      PrefetchWork(mount),
+      [plan](const std::stop_token& stop, Prefetcher::Work& work) { plan->Make(stop, work); });
+  return plan;
 }
 
 absl::Status EngineImpl::StartRecording(const std::string& target) {
@@ -597,12 +628,31 @@ void EngineImpl::SweepDetached() {
   });
 }
 
-absl::StatusOr<UniqueFd> LockStateDirectory(const std::string& state) {
+absl::Status PrepareStateDirectory(const std::string& state) {
   std::error_code error;
   std::filesystem::create_directories(std::filesystem::path(state).parent_path(), error);
   if (error) return ErrnoStatus(error.value(), "create the parent of " + state);
-  RETURN_IF_ERROR(MakeDirectory(state, 0700));
-  ASSIGN_OR_RETURN(UniqueFd lock, OpenFile(state + "/lock", O_RDWR | O_CREAT, 0600));
+  if (::mkdir(state.c_str(), 0700) == 0) return absl::OkStatus();
+  if (errno != EEXIST) return ErrnoStatus(errno, "create state directory " + state);
+  bool empty = true;
+  for (std::filesystem::directory_iterator entry(state, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename();
+    if (name == kLockFile) return absl::OkStatus();
+    // An engine may fail before it has a lock; a file system of its own may have been made for it; a
+    // launcher makes room for a sandbox before it mounts the first one.
+    if (name != kEngineLog && name != "lost+found" && name != "sandboxes") empty = false;
+  }
+  if (error) return ErrnoStatus(error.value(), "state directory " + state);
+  if (empty) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      fmt::format("{} is neither empty nor a state directory of Lamina", state));
+}
+
+absl::StatusOr<UniqueFd> LockStateDirectory(const std::string& state) {
+  RETURN_IF_ERROR(PrepareStateDirectory(state));
+  ASSIGN_OR_RETURN(UniqueFd lock,
+                   OpenFile(fmt::format("{}/{}", state, kLockFile), O_RDWR | O_CREAT, 0600));
   ASSIGN_OR_RETURN(const bool locked, TryLock(lock.get()), "lock {}/lock", state);
   if (locked) return lock;
   return absl::UnavailableError(

@@ -129,8 +129,14 @@ struct EngineOptions {
   std::shared_ptr<DescriptorHolder> holder;
 };
 
-// Makes the directory if it is missing and takes its lock, which goes with the descriptor.
-// kUnavailable if another engine, or a holder for one, has it.
+// Where an engine that runs in the background logs, in its state directory.
+inline constexpr std::string_view kEngineLog = "engine.log";
+
+// Makes the state directory if it is missing. kFailedPrecondition if there is one that is neither
+// empty nor an engine's, so that a slip of the hand does not fill someone's directory.
+absl::Status PrepareStateDirectory(const std::string& state);
+// Prepares the directory and takes its lock, which goes with the descriptor. kUnavailable if another
+// engine, or a holder for one, has it.
 absl::StatusOr<UniqueFd> LockStateDirectory(const std::string& state);
 
 // Thread-safe.
@@ -171,8 +177,10 @@ class Engine {
 
   // The images that this node keeps content of. Lives as long as the engine.
   virtual ImageCache& images() = 0;
-  // Pins an image, or no longer: pinned content is not evicted.
-  virtual absl::Status PinImage(const std::string& image, bool pinned) = 0;
+  // Pins an image, or no longer: pinned content is not evicted. `registry` is for finding out which
+  // image a name stands for.
+  virtual absl::Status PinImage(const std::string& image, bool pinned,
+                                const registry::Settings& registry) = 0;
 
   // One for each image that has a mount. What they count never goes back while they are there.
   virtual std::vector<ImageReport> ReportImages() = 0;

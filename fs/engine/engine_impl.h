@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 #include <stop_token>
 #include <string>
 #include <thread>
@@ -22,6 +23,7 @@
 #include "fs/engine/engine.h"
 #include "fs/engine/metadata_cache.h"
 #include "fs/engine/mount_record.h"
+#include "fs/engine/start_plan.h"
 #include "fs/image/image.h"
 #include "fs/mount/blob_fs.h"
 #include "fs/mount/mount.h"
@@ -94,7 +96,8 @@ class EngineImpl : public Engine {
   absl::StatusOr<std::vector<MountReport>> Report(
       const std::optional<std::string>& target) override;
   ImageCache& images() override { return images_; }
-  absl::Status PinImage(const std::string& image, bool pinned) override;
+  absl::Status PinImage(const std::string& image, bool pinned,
+                        const registry::Settings& registry) override;
   std::vector<ImageReport> ReportImages() override;
   void ForgetGoneMounts() override;
   bool HasMounts() override;
@@ -118,11 +121,10 @@ class EngineImpl : public Engine {
   };
 
   absl::StatusOr<Choice> ChooseTransport(const MountRequest& request);
-  absl::StatusOr<MountState> Prepare(const MountRequest& request, Image& image);
+  absl::StatusOr<MountState> Prepare(const MountRequest& request);
   absl::Status CheckRequest(const MountRequest& request);
-  // What comes after: records, mounts and serves it. Of no image there is no prefetch.
-  absl::StatusOr<MountDescription> MountPrepared(const MountRequest& request, MountState mount,
-                                                 std::optional<Image> image);
+  // What comes after: records, mounts and serves it.
+  absl::StatusOr<MountDescription> MountPrepared(const MountRequest& request, MountState mount);
   // In engine_layers.cc.
   absl::StatusOr<MountState> PrepareLayers(const LayersRequest& request);
   std::shared_ptr<chunkstore::Origin> OriginOfLayers(const std::string& image,
@@ -139,12 +141,18 @@ class EngineImpl : public Engine {
   absl::Status StartTreeAt(const std::string& target, MountState& mount);
   absl::Status Put(const MountRecord& record);
   absl::Status UnmountParts(const MountRecord& record, bool detach);
+  // With what ReadMountInfo() said just before.
+  absl::Status UnmountParts(const MountRecord& record, bool detach,
+                            std::span<const MountInfo> mounted);
   bool IsOurs(const MountInfo& info, const MountRecord& record) const;
   // After the parts are unmounted: keeps what still has users, forgets the rest.
   void Detach(MountState mount);
   bool InUse(const MountState& mount);
   void Forget(const MountRecord& record);
-  void StartPrefetch(const PrefetchOptions& options, Image image, MountState& mount);
+  std::shared_ptr<StartPlan> StartPrefetch(Image image, MountState& mount);
+  // After a take-over: the image's rest, and what its readers show. A start that was interrupted goes
+  // on by what it reads.
+  void ContinuePrefetch(MountState& mount);
   void KeepStats(const MountState& mount);
   void SweepDetached();
 

@@ -84,6 +84,7 @@ absl::StatusOr<MountState> EngineImpl::PrepareLayers(const LayersRequest& reques
   MountState mount;
   mount.record.registry = request.registry;
   mount.record.layers = request.layers;
+  mount.record.prefetch.enabled = false;  // whoever mounts layers says what is prefetched
   // Without a manifest's digest: what is mounted is no image, and the node's records of images are
   // not to be changed by it.
   mount.record.description = {.image = request.image,
@@ -113,7 +114,7 @@ absl::StatusOr<MountState> EngineImpl::PrepareLayers(const LayersRequest& reques
 absl::StatusOr<MountDescription> EngineImpl::MountLayers(const LayersRequest& request) {
   const MountRequest as_mount{.image = request.image, .target = request.target};
   ASSIGN_OR_RETURN(MountState mount, PrepareLayers(request), "mount {}", request.image);
-  return MountPrepared(as_mount, std::move(mount), std::nullopt);
+  return MountPrepared(as_mount, std::move(mount));
 }
 
 }  // namespace lamina::fs

@@ -314,6 +314,7 @@ bool EngineImpl::RepairMount(const std::string& id, bool may_wait) {
   }
   if (status.ok()) {
     spdlog::info("mount {} is served again", id);
+    if (mount->record.phase == MountRecord::Phase::kMounted) ContinuePrefetch(*mount);
     return true;
   }
   spdlog::error("mount {} at {}: {}", id, mount->target(), std::string(status.message()));
@@ -350,6 +351,7 @@ void EngineImpl::Adopt(MountState mount) {
   mount.image_use = UseImage(mount.record);
   for (const auto& blob : mount.blobs) blob->ShareChunks();
   const bool mounted = mount.record.phase == MountRecord::Phase::kMounted;
+  if (mounted) ContinuePrefetch(mount);
   if (mounted && !mounts_.contains(mount.target())) {
     const std::string target = mount.target();
     mounts_.emplace(target, std::move(mount));

@@ -252,16 +252,23 @@ json ErrorToJson(const absl::Status& status) {
   return {{"error", std::string(status.message())}, {"code", static_cast<int>(status.code())}};
 }
 
+absl::Status ErrorFromJson(const json& object) {
+  const json* code = Find(object, "code");
+  const absl::StatusOr<std::string> error = StringField(object, "error");
+  constexpr uint64_t kMaxCode = chunkstore::kStatusCodes - 1;
+  if (!error.ok() || code == nullptr || !code->is_number_unsigned() || *code == 0U ||
+      code->get<uint64_t>() > kMaxCode) {
+    const std::string text = object.dump(-1, ' ', false, json::error_handler_t::replace);
+    return absl::InternalError(
+        fmt::format("the engine's answer is not understood: '{}'", text.substr(0, 200)));
+  }
+  return absl::Status(static_cast<absl::StatusCode>(code->get<int>()), *error);
+}
+
 absl::StatusOr<json> ParseReply(std::string_view line) {
   json reply = json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (const json* value = Find(reply, "ok"); value != nullptr) return *value;
-  const json* code = Find(reply, "code");
-  const absl::StatusOr<std::string> error = StringField(reply, "error");
-  if (!error.ok() || code == nullptr || !code->is_number_integer()) {
-    return absl::InternalError(
-        fmt::format("the engine's reply is not understood: '{}'", line.substr(0, 200)));
-  }
-  return absl::Status(static_cast<absl::StatusCode>(code->get<int>()), *error);
+  return ErrorFromJson(reply);
 }
 
 }  // namespace lamina::fs

@@ -37,6 +37,8 @@ absl::StatusOr<bool> BoolField(const nlohmann::json& object, std::string_view na
 absl::StatusOr<uint64_t> NumberField(const nlohmann::json& object, std::string_view name);
 
 nlohmann::json ErrorToJson(const absl::Status& status);
+// Never OK: kInternal for what is no error's JSON.
+absl::Status ErrorFromJson(const nlohmann::json& object);
 // The value of a reply's "ok", or the error it carries.
 absl::StatusOr<nlohmann::json> ParseReply(std::string_view line);
 

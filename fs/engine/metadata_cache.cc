@@ -16,6 +16,7 @@
 #include "erofs/builder.h"
 #include "erofs/merge.h"
 #include "erofs/reader.h"
+#include "fs/image/layer_reader.h"
 
 namespace lamina::fs {
 namespace {
@@ -88,6 +89,8 @@ absl::StatusOr<std::string> Merge(const std::vector<std::shared_ptr<Blob>>& blob
     const Digest& digest = blob->descriptor().digest;
     ASSIGN_OR_RETURN(erofs::Reader reader, erofs::Reader::Open(blob->metadata()),
                      "metadata of layer {}", digest.ToString());
+    RETURN_IF_ERROR(CheckDevice(reader, blob->blocks(), blob->content_digest()), "layer {}",
+                    digest.ToString());
     readers.push_back(std::move(reader));
     options.devices.push_back({.tag = digest.Hex(), .blocks = blob->blocks()});
   }
@@ -140,6 +143,8 @@ absl::Status WriteLayer(const std::string& path, const Blob& blob, const Digest&
   const Digest& digest = blob.descriptor().digest;
   ASSIGN_OR_RETURN(const erofs::Reader reader, erofs::Reader::Open(blob.metadata()),
                    "metadata of layer {}", digest.ToString());
+  RETURN_IF_ERROR(CheckDevice(reader, blob.blocks(), blob.content_digest()), "layer {}",
+                  digest.ToString());
   ASSIGN_OR_RETURN(const erofs::LayerTree layer, erofs::ReadLayer(reader), "layer {}",
                    digest.ToString());
   erofs::BuildOptions options;

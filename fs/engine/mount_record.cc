@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "fs/engine/messages.h"
+#include "fs/engine/prefetch_messages.h"
 
 namespace lamina::fs {
 namespace {
@@ -51,6 +52,9 @@ absl::StatusOr<MountRecord> Parse(const json& object) {
   if (const auto registry = object.find("registry"); registry != object.end()) {
     ASSIGN_OR_RETURN(record.registry, ParseRegistrySettings(*registry));
   }
+  if (const auto prefetch = object.find("prefetch"); prefetch != object.end()) {
+    ASSIGN_OR_RETURN(record.prefetch, ParsePrefetchOptions(*prefetch));
+  }
   ASSIGN_OR_RETURN(record.kernel_id, NumberField(object, "kernel_id"));
   ASSIGN_OR_RETURN(record.metadata, StringField(object, "metadata"));
   ASSIGN_OR_RETURN(record.fuse_state, StringField(object, "fuse_state"));
@@ -75,6 +79,7 @@ std::string SerializeMountRecord(const MountRecord& record) {
   object["writable_dir"] = record.writable_dir;
   object["token"] = record.token;
   object["registry"] = ToJson(record.registry, Secrets::kLeftOut);
+  object["prefetch"] = ToJson(record.prefetch);
   object["kernel_id"] = record.kernel_id;
   object["metadata"] = record.metadata;
   object["fuse_state"] = record.fuse_state;

@@ -25,6 +25,7 @@ struct MountRecord {
   std::string writable_dir;
   std::string token;            // of the request
   registry::Settings registry;  // of the request, without secrets: those are in no file of ours
+  PrefetchOptions prefetch;     // of the request
   std::vector<chunkstore::LayerDescriptor> layers;
   // From here on: not while kMounting.
   uint64_t kernel_id = 0;  // of the mount at the target, in mountinfo

@@ -4,8 +4,6 @@
 #include "fs/engine/messages.h"
 
 namespace lamina::fs {
-namespace {
-
 using nlohmann::json;
 
 absl::StatusOr<PrefetchRequest> ParsePrefetchRequest(const json& object) {
@@ -18,8 +16,6 @@ absl::StatusOr<PrefetchRequest> ParsePrefetchRequest(const json& object) {
   }
   return request;
 }
-
-}  // namespace
 
 bool IsPrefetchOp(std::string_view op) {
   return op.starts_with("prefetch-") || op.starts_with("profile-");
@@ -76,11 +72,12 @@ absl::StatusOr<PrefetchReport> ParsePrefetchReport(const json& object) {
   ASSIGN_OR_RETURN(report.bytes, NumberField(object, "bytes"));
   ASSIGN_OR_RETURN(report.requests, NumberField(object, "requests"));
   ASSIGN_OR_RETURN(report.frames, NumberField(object, "frames"));
-  report.seconds = object.value("seconds", 0.0);
-  if (object.contains("error")) {
-    ASSIGN_OR_RETURN(const std::string error, StringField(object, "error"));
-    report.status = absl::Status(static_cast<absl::StatusCode>(object.value("code", 2)), error);
+  const auto seconds = object.find("seconds");
+  if (seconds == object.end() || !seconds->is_number()) {
+    return absl::InvalidArgumentError("field 'seconds' is not a number");
   }
+  report.seconds = seconds->get<double>();
+  if (object.contains("error")) report.status = ErrorFromJson(object);
   return report;
 }
 

@@ -21,6 +21,7 @@ absl::StatusOr<nlohmann::json> ExecutePrefetchOp(Engine& engine, std::string_vie
                                                  const nlohmann::json& request);
 
 nlohmann::json ToJson(const PrefetchRequest& request);
+absl::StatusOr<PrefetchRequest> ParsePrefetchRequest(const nlohmann::json& json);
 nlohmann::json ToJson(const PrefetchReport& report);
 absl::StatusOr<PrefetchReport> ParsePrefetchReport(const nlohmann::json& json);
 

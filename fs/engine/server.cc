@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <list>
 #include <memory>
 #include <optional>
@@ -36,6 +37,9 @@ constexpr int kFirstRequestMilliseconds = 10'000;
 constexpr int kIdlePollMilliseconds = 5;
 // And where nothing waits for that.
 constexpr int kDetachedPollMilliseconds = 1'000;
+// How long those who were answered can see whether the engine ends, unless it has mounts. A mount whose
+// last user has gone is let go of in less; one that is still read may last for days.
+constexpr std::chrono::milliseconds kEndGrace(200);
 
 absl::StatusOr<json> ExecuteCache(Engine& engine, std::string_view op, const json& request) {
   if (op == "cache-list") return ToJson(engine.images().Report());
@@ -53,7 +57,12 @@ absl::StatusOr<json> ExecuteCache(Engine& engine, std::string_view op, const jso
   ASSIGN_OR_RETURN(const std::string image, StringField(request, "image"));
   if (op == "cache-pin") {
     ASSIGN_OR_RETURN(const bool pinned, BoolField(request, "pinned"));
-    RETURN_IF_ERROR(engine.PinImage(image, pinned), "{} {}", pinned ? "pin" : "unpin", image);
+    registry::Settings registry;
+    if (const auto field = request.find("registry"); field != request.end()) {
+      ASSIGN_OR_RETURN(registry, ParseRegistrySettings(*field));
+    }
+    RETURN_IF_ERROR(engine.PinImage(image, pinned, registry), "{} {}", pinned ? "pin" : "unpin",
+                    image);
     return json::object();
   }
   ASSIGN_OR_RETURN(const CacheCleanup cleanup, engine.images().Remove(image), "remove {}", image);
@@ -118,6 +127,7 @@ class Connection {
   Connection(Engine& engine, UniqueFd socket, int wake_fd)
       : socket_(std::move(socket)), thread_([this, &engine, wake_fd] {
           Serve(engine);
+          done_at_ = Clock::now();
           done_ = true;
           const uint64_t one = 1;
           [[maybe_unused]] const ssize_t written = ::write(wake_fd, &one, sizeof(one));
@@ -128,6 +138,9 @@ class Connection {
   }
 
   bool done() const { return done_; }
+  bool done_since(std::chrono::milliseconds time) const {
+    return done_ && Clock::now() - done_at_ >= time;
+  }
   // The descriptor stays open until the process ends, so that the client sees when that is.
   void LeaveOpen() { socket_.Release(); }
 
@@ -146,7 +159,10 @@ class Connection {
     }
   }
 
+  using Clock = std::chrono::steady_clock;
+
   UniqueFd socket_;
+  Clock::time_point done_at_;  // once it is done
   std::atomic<bool> done_{false};
   std::thread thread_;
 };
@@ -232,8 +248,12 @@ class Server {
       connections_.remove_if([](const Connection& connection) { return connection.done(); });
       return false;
     }
-    return served_ && engine_->Idle() &&
-           std::all_of(connections_.begin(), connections_.end(),
+    if (!served_ || !engine_->Idle()) {
+      connections_.remove_if(
+          [](const Connection& connection) { return connection.done_since(kEndGrace); });
+      return false;
+    }
+    return std::all_of(connections_.begin(), connections_.end(),
                        [](const Connection& connection) { return connection.done(); });
   }
 

@@ -25,7 +25,7 @@ absl::StatusOr<LayerReport> InspectLayer(const std::shared_ptr<chunkstore::Origi
       .frames = tables->frames.size(),
       .chunks = tables->chunks.size(),
       .compressed_bytes = tables->sections.frames_length,
-      .metadata_bytes = tables->metadata_bytes.size(),
+      .metadata_bytes = tables->metadata_bytes.bytes().size(),
   };
   for (uint32_t i = 0; i < tables->chunks.size(); ++i) {
     Digest digest;

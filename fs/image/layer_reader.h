@@ -13,11 +13,11 @@
 
 namespace lamina::fs {
 
-// Immutable; any number of threads. The tables and the reader refer to the strings.
+// Immutable; any number of threads. The tables and the reader refer to the bytes.
 struct LayerTables {
   std::string frame_bytes;
   std::string chunk_bytes;
-  std::string metadata_bytes;
+  Mapping metadata_bytes;  // of a file without a name
 
   chunkstore::SectionTable sections;
   chunkstore::FrameTable frames;
@@ -28,6 +28,10 @@ struct LayerTables {
 // On the heap, so that the strings stay where they are.
 absl::StatusOr<std::unique_ptr<const LayerTables>> ReadLayerTables(
     chunkstore::OriginBlob& blob, const chunkstore::LayerDescriptor& descriptor);
+
+// Whether a layer's metadata have the device that they must have: one of so many blocks, whose tag is
+// the blob's content digest.
+absl::Status CheckDevice(const erofs::Reader& metadata, uint32_t blocks, const Digest& content);
 
 }  // namespace lamina::fs
 

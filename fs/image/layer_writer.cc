@@ -10,6 +10,7 @@
 #include <cstdlib>
 
 #include "erofs/builder.h"
+#include "fs/image/scratch_file.h"
 
 namespace lamina::fs {
 namespace {
@@ -90,13 +91,6 @@ std::vector<erofs::Extent> MoveExtents(const std::vector<erofs::Extent>& extents
     }
   }
   return moved;
-}
-
-// Where a blob is written whose order is not known yet: a file without a name.
-absl::StatusOr<UniqueFd> OpenScratch() {
-  const char* directory = std::getenv("TMPDIR");
-  // Not /tmp: it may be in memory.
-  return OpenFile(directory != nullptr ? directory : "/var/tmp", O_TMPFILE | O_RDWR, 0600);
 }
 
 // Moves what was written to the file `scratch` into `output`, with the frames that the profile names

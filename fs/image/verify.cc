@@ -70,10 +70,6 @@ class ChunkChecker {
 
 absl::Status CheckMetadata(const LayerTables& tables) {
   const erofs::Reader& reader = *tables.metadata;
-  if (reader.devices().size() != 1 || reader.devices()[0].blocks != tables.sections.blocks) {
-    return absl::DataLossError(
-        fmt::format("the device table is not one device of {} blocks", tables.sections.blocks));
-  }
   ASSIGN_OR_RETURN(const erofs::Tree tree, erofs::ReadTree(reader));
   for (erofs::InodeIndex i = 0; i < tree.inode_limit(); ++i) {
     for (const erofs::Extent& extent : tree.inode(i).extents) {
@@ -130,10 +126,7 @@ class LayerVerifier {
         bytes = bytes.subspan(frame.length);
       }
     }
-    if (chunks.Finish().Hex() != tables_.metadata->devices()[0].tag) {
-      return absl::DataLossError("metadata: the device's tag is not the digest of the content");
-    }
-    return absl::OkStatus();
+    return CheckDevice(*tables_.metadata, tables_.sections.blocks, chunks.Finish());
   }
 
   static absl::Status CheckFrame(const FrameRecord& frame, std::span<const std::byte> compressed,

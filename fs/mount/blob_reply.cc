@@ -217,6 +217,7 @@ void ReplyWithContent(fuse_req_t request, std::span<const ContentPiece> pieces,
   const Clock::time_point start = Clock::now();
   stats->read_requests.fetch_add(1, std::memory_order_relaxed);
   stats->read_bytes.fetch_add(TotalLength(pieces), std::memory_order_relaxed);
+  stats->activity.Wake();
   if (stats->touches.recording()) {
     for (const ContentPiece& piece : pieces) {
       if (piece.blob != nullptr) stats->touches.Note(*piece.blob, piece.offset, piece.length);

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -44,6 +45,8 @@ struct MountInfo {
 absl::StatusOr<std::vector<MountInfo>> ReadMountInfo();
 // The uppermost mount at exactly this path, if there is one.
 absl::StatusOr<std::optional<MountInfo>> FindMount(const std::string& target);
+// The same in what was read before, for many targets: reading it takes as long as there are mounts.
+std::optional<MountInfo> FindMountIn(std::span<const MountInfo> mounts, const std::string& target);
 
 // The file behind "/dev/loopN"; nothing if `source` is no loop device in use.
 std::optional<std::string> LoopBackingFile(const std::string& source);

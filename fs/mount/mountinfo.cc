@@ -103,6 +103,14 @@ std::string CanonicalTarget(std::string target) {
   return *path == "/" ? "/" + name : *path + "/" + name;
 }
 
+// Mounts on one path are listed in the order they were made: the last is on top.
+std::optional<MountInfo> TopMount(std::span<const MountInfo> mounts, const std::string& canonical) {
+  for (auto mount = mounts.rbegin(); mount != mounts.rend(); ++mount) {
+    if (mount->target == canonical) return *mount;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<MountInfo>> ReadMountInfo() {
@@ -122,12 +130,12 @@ absl::StatusOr<std::optional<MountInfo>> FindMount(const std::string& target) {
 }
 
 absl::StatusOr<std::optional<MountInfo>> FindMountAt(const std::string& canonical) {
-  ASSIGN_OR_RETURN(std::vector<MountInfo> mounts, ReadMountInfo());
-  // Mounts on one path are listed in the order they were made: the last is on top.
-  for (auto mount = mounts.rbegin(); mount != mounts.rend(); ++mount) {
-    if (mount->target == canonical) return std::optional(std::move(*mount));
-  }
-  return std::nullopt;
+  ASSIGN_OR_RETURN(const std::vector<MountInfo> mounts, ReadMountInfo());
+  return TopMount(mounts, canonical);
+}
+
+std::optional<MountInfo> FindMountIn(std::span<const MountInfo> mounts, const std::string& target) {
+  return TopMount(mounts, CanonicalTarget(target));
 }
 
 absl::StatusOr<std::string> RealPath(const std::string& path) {

@@ -3,10 +3,11 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "erofs/reader.h"
-#include "fs/image/profile_artifact.h"
 #include "fs/prefetch/plan.h"
 #include "fs/prefetch/startup_order.h"
 
@@ -25,8 +26,13 @@ uint64_t GapFor(const Image& image) {
 
 absl::Status PlanFromProfile(const Image& image, Prefetcher::Work& work) {
   ASSIGN_OR_RETURN(const AttachedProfile attached, FindProfile(image));
+  PlanFromProfile(image, attached, work);
+  return absl::OkStatus();
+}
+
+void PlanFromProfile(const Image& image, const AttachedProfile& attached, Prefetcher::Work& work) {
   work.plan = PlanFor(TouchesIn(attached.profile, work.blobs), work.blobs, GapFor(image));
-  if (!attached.pack) return absl::OkStatus();
+  if (!attached.pack) return;
   // Without its pack a profile is still of use.
   absl::StatusOr<std::vector<PackContent::Frame>> frames =
       LayOutPack(attached.profile, work.blobs, attached.pack->size);
@@ -41,26 +47,15 @@ absl::Status PlanFromProfile(const Image& image, Prefetcher::Work& work) {
     spdlog::warn("{}: pack {} is not used: {}", image.reference, attached.pack->digest.ToString(),
                  std::string(status.message()));
   }
-  return absl::OkStatus();
 }
 
 void PlanFromEntrypoint(const Image& image, std::span<const std::byte> metadata,
                         const std::stop_token& stop, Prefetcher::Work& work) {
   const absl::StatusOr<erofs::Reader> reader = erofs::Reader::Open(metadata);
   if (!reader.ok() || reader->devices().size() != work.blobs.size()) return;
-  const std::vector<chunkstore::Touch> touches =
-      StartupOrder(*reader, work.blobs, image.config, work.stats, stop);
-  work.plan = PlanFor(touches, work.blobs, GapFor(image));
-}
-
-void PlanStart(const Image& image, std::span<const std::byte> metadata, const std::stop_token& stop,
-               Prefetcher::Work& work) {
-  const absl::Status status = PlanFromProfile(image, work);
-  if (status.ok()) return;
-  if (!absl::IsNotFound(status)) {
-    spdlog::warn("{}: its profile is not used: {}", image.reference, std::string(status.message()));
-  }
-  PlanFromEntrypoint(image, metadata, stop, work);
+  const StartupFrames frames = StartupOrder(*reader, work.blobs, image.config, work.stats, stop);
+  work.plan = PlanFor(frames.opened, work.blobs, GapFor(image));
+  std::ranges::copy(PlanFor(frames.neighbours, work.blobs, 0), std::back_inserter(work.plan));
 }
 
 }  // namespace lamina::fs

@@ -12,6 +12,7 @@
 
 #include "chunkstore/blob_store.h"
 #include "fs/image/image.h"
+#include "fs/image/profile_artifact.h"
 #include "fs/prefetch/prefetcher.h"
 
 namespace lamina::fs {
@@ -19,15 +20,13 @@ namespace lamina::fs {
 // Sets plan and pack of `work`, whose blobs are the image's layers, from the image's profile.
 // kNotFound if it has none. May wait for the origin.
 absl::Status PlanFromProfile(const Image& image, Prefetcher::Work& work);
+// The same with a profile that was found.
+void PlanFromProfile(const Image& image, const AttachedProfile& attached, Prefetcher::Work& work);
 
 // Sets the plan of `work` from the program that the image starts. `metadata` are those of the merged
 // image. May wait for the origin.
 void PlanFromEntrypoint(const Image& image, std::span<const std::byte> metadata,
                         const std::stop_token& stop, Prefetcher::Work& work);
-
-// One or the other. A profile that cannot be used is said in the log.
-void PlanStart(const Image& image, std::span<const std::byte> metadata, const std::stop_token& stop,
-               Prefetcher::Work& work);
 
 }  // namespace lamina::fs
 

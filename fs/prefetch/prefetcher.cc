@@ -29,7 +29,7 @@ constexpr int kInFlight = 4;
 // Requests are made smaller than kBulkWindow if it takes longer than this to be allowed one.
 constexpr std::chrono::milliseconds kRateInterval(250);
 constexpr uint64_t kMinRequest = 256 << 10;
-// How often it is looked at what readers have done.
+// How often it is looked at what readers have done, while they do something.
 constexpr std::chrono::milliseconds kWatchInterval(100);
 // Readers that fetched this many frames, or this part of the image if that is less, and most of them
 // one behind the other, are taken to read all of it.
@@ -98,7 +98,10 @@ class Prefetcher::Impl : public std::enable_shared_from_this<Impl> {
     uint64_t streamed = 0;        // bytes of content asked for because of the readers
     uint64_t read_when_seen = 0;  // bytes that readers had read when streaming began
     bool streaming = false;
-    bool complete = false;         // nothing is missing, readers need not be watched
+    bool complete = false;  // nothing is missing, readers need not be watched
+    uint64_t seen = 0;      // what readers had done when it was last looked at
+    // They have done nothing since then, and their stats tell when they do.
+    std::atomic<bool> quiet{false};
     uint64_t readers_fetched = 0;  // frames, when it was last looked at what they do
     bool dropped = false;
     bool finished = false;
@@ -132,6 +135,7 @@ class Prefetcher::Impl : public std::enable_shared_from_this<Impl> {
   std::optional<FrameSpan> NextRest(Image& image, uint64_t limit);
   std::optional<FrameSpan> NextStreamed(Image& image, uint64_t limit);
   static void Watch(Image& image);
+  void LeaveAloneIfQuiet(const ImagePtr& image);
   Request MakeRequest(const ImagePtr& image, const FrameSpan& span, Priority priority);
 
   BlobStore& store_;
@@ -180,7 +184,7 @@ std::unique_ptr<Prefetcher::Ticket> Prefetcher::Impl::Start(Work work, Plan plan
 
 void Prefetcher::Impl::Begin(const ImagePtr& image, Work work) {
   // More would push out of the cache what was fetched first. Readers need the other half.
-  const uint64_t limit = store_.GetUsage().limit_bytes;
+  const uint64_t limit = store_.limit_bytes();
   const uint64_t may_ask = work.rest == Work::Rest::kNow ? limit : limit / 2;
   const std::vector<std::shared_ptr<Blob>>& blobs = work.blobs;
   image->rest.resize(blobs.size());
@@ -322,13 +326,15 @@ std::optional<Prefetcher::Impl::Request> Prefetcher::Impl::Next(const ImagePtr& 
         fmt::format("the image does not fit the cache of {} bytes", image->may_ask)));
     return std::nullopt;
   }
-  if (work.readers != nullptr) {
-    if (!image->streaming && now - image->watched_at >= kWatchInterval) {
+  if (work.readers != nullptr && !image->complete && !image->quiet) {
+    const bool due = now - image->watched_at >= kWatchInterval;
+    if (due) {
       image->watched_at = now;
       Watch(*image);
     }
-    *wake = std::min(*wake, now + kWatchInterval);
     if (!span && image->streaming) span = NextStreamed(*image, limit);
+    if (due && !span) LeaveAloneIfQuiet(image);
+    if (!image->quiet) *wake = std::min(*wake, image->watched_at + kWatchInterval);
   }
   if (!span) return std::nullopt;
   const chunkstore::FrameTable& frames = work.blobs[span->blob]->frames();
@@ -401,6 +407,25 @@ std::optional<FrameSpan> Prefetcher::Impl::NextStreamed(Image& image, uint64_t l
   return span;
 }
 
+// Nothing to do until readers go on.
+void Prefetcher::Impl::LeaveAloneIfQuiet(const ImagePtr& image) {
+  chunkstore::ReadStats& readers = *image->work.readers;
+  const auto done = [&readers] { return readers.read_requests + readers.fetched_frames; };
+  if (const uint64_t now = done(); now != image->seen) {
+    image->seen = now;
+    return;
+  }
+  image->quiet = true;
+  readers.activity.Arm([prefetcher = weak_from_this(), watched = std::weak_ptr(image)] {
+    if (const ImagePtr image = watched.lock()) image->quiet = false;
+    if (const std::shared_ptr<Impl> self = prefetcher.lock()) {
+      const std::lock_guard lock(self->mutex_);  // or it could be about to wait
+      self->changed_.notify_all();
+    }
+  });
+  if (done() != image->seen) image->quiet = false;
+}
+
 // Decides whether to stream the image.
 void Prefetcher::Impl::Watch(Image& image) {
   uint64_t frames = 0;
@@ -410,6 +435,7 @@ void Prefetcher::Impl::Watch(Image& image) {
     present += blob->present_frames();
   }
   image.complete = present == frames;
+  if (image.streaming) return;
   const uint64_t fetched = image.work.readers->fetched_frames.load();
   if (fetched == std::exchange(image.readers_fetched, fetched)) return;
   if (fetched < std::min(kStreamFrom, frames / kStreamFraction)) return;

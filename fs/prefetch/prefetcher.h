@@ -52,8 +52,9 @@ class Prefetcher {
     // What it fetches is counted here; may be null.
     std::shared_ptr<chunkstore::ReadStats> stats;
     // Of the image's readers. If they fetch much of it, the rest is streamed ahead of them, as much
-    // as they have read already at the most. Null: there are none.
-    std::shared_ptr<const chunkstore::ReadStats> readers;
+    // as they have read already at the most. While they read nothing this costs nothing. Null: there
+    // are none.
+    std::shared_ptr<chunkstore::ReadStats> readers;
     // Called once from a thread of its own when all is fetched, or with the first error; not if the
     // ticket goes before that. May be null.
     std::function<void(absl::Status)> done;

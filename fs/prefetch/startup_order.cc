@@ -25,6 +25,7 @@ constexpr uint64_t kMaxContent = 64 << 20;
 constexpr size_t kMaxFiles = 256;
 // Files that are arguments of the program (scripts, configuration), each up to this size.
 constexpr uint64_t kMaxArgumentFile = 1 << 20;
+constexpr uint64_t kMaxNeighbours = 16 << 20;
 constexpr std::string_view kDefaultPath =
     "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -54,19 +55,28 @@ class Walker {
     }
   }
 
-  std::vector<Touch> Walk() {
+  StartupFrames Walk() {
     std::vector<std::string> arguments = config_.entrypoint;
     arguments.insert(arguments.end(), config_.command.begin(), config_.command.end());
     if (arguments.empty()) return {};
+    std::vector<std::string> directories;  // of arguments
     AddProgram(arguments[0]);
     Follow();
     for (size_t i = 1; i < arguments.size(); ++i) {
       if (!arguments[i].starts_with('/')) continue;
       const absl::StatusOr<FoundFile> file = FindFile(image_, arguments[i]);
-      if (file.ok() && file->inode.size <= kMaxArgumentFile) Add(*file);
+      if (!file.ok() || file->inode.size > kMaxArgumentFile) continue;
+      Add(*file);
+      if (file->inode.is_regular())
+        directories.push_back(file->path.substr(0, file->path.rfind('/')));
     }
     Follow();
-    return std::move(touches_);
+    StartupFrames frames{.opened = std::exchange(touches_, {})};
+    limit_ = content_ + std::min(content_, kMaxNeighbours);
+    for (const std::string& directory : directories) AddFilesOf(directory);
+    AddBeside(frames.opened);
+    frames.neighbours = std::move(touches_);
+    return frames;
   }
 
  private:
@@ -96,8 +106,37 @@ class Walker {
     queue_.push_back(file);
   }
 
+  // Small files of a directory, which a program that was given one of them may read as well.
+  void AddFilesOf(const std::string& directory) {
+    const absl::StatusOr<FoundFile> found = FindFile(image_, directory);
+    if (!found.ok() || !found->inode.is_directory()) return;
+    const auto add = [this](const erofs::Reader::Entry& entry) {
+      const absl::StatusOr<erofs::InodeInfo> file = image_.ReadInode(entry.nid);
+      if (file.ok() && file->is_regular() && file->size <= kMaxArgumentFile) AddFrames(*file);
+      return content_ < limit_ && !stop_.stop_requested();
+    };
+    image_.ReadDirectory(found->inode, 0, add).IgnoreError();
+  }
+
+  // Layers have files of one directory one behind the other.
+  void AddBeside(const std::vector<Touch>& touches) {
+    for (const Touch& touch : touches) {
+      for (const uint32_t frame : {touch.frame + 1, touch.frame - 1}) {  // no frame before 0
+        if (content_ < limit_ && frame < blobs_[touch.blob]->frames().size()) {
+          AddFrame(touch.blob, frame);
+        }
+      }
+    }
+  }
+
+  void AddFrame(uint32_t index, uint32_t frame) {
+    if (!seen_.emplace(index, frame).second) return;
+    touches_.push_back({.blob = index, .frame = frame});
+    content_ += uint64_t{blobs_[index]->frames()[frame].blocks} * chunkstore::kBlockSize;
+  }
+
   void AddFrames(const erofs::InodeInfo& file) {
-    for (uint64_t offset = 0; offset < file.size && content_ < kMaxContent;) {
+    for (uint64_t offset = 0; offset < file.size && content_ < limit_;) {
       const absl::StatusOr<erofs::Mapped> mapped = image_.Map(file, offset);
       if (!mapped.ok()) return;
       if (mapped->kind == erofs::Mapped::Kind::kDevice) AddRange(*mapped);
@@ -114,11 +153,7 @@ class Walker {
     const chunkstore::FrameTable& frames = blob.frames();
     const uint32_t last = frames.Find(static_cast<uint32_t>((end - 1) / chunkstore::kBlockSize));
     uint32_t frame = frames.Find(static_cast<uint32_t>(mapped.offset / chunkstore::kBlockSize));
-    for (; frame <= last && content_ < kMaxContent; ++frame) {
-      if (!seen_.emplace(index, frame).second) continue;
-      touches_.push_back({.blob = index, .frame = frame});
-      content_ += uint64_t{frames[frame].blocks} * chunkstore::kBlockSize;
-    }
+    for (; frame <= last && content_ < limit_; ++frame) AddFrame(index, frame);
   }
 
   // What the files in the queue need, and what that needs in turn.
@@ -224,15 +259,16 @@ class Walker {
   std::deque<FoundFile> queue_;  // to be looked into
   std::vector<Touch> touches_;
   uint64_t content_ = 0;
+  uint64_t limit_ = kMaxContent;  // of that
 };
 
 }  // namespace
 
-std::vector<Touch> StartupOrder(const erofs::Reader& image,
-                                const std::vector<std::shared_ptr<Blob>>& blobs,
-                                const oci::ImageConfig& config,
-                                const std::shared_ptr<chunkstore::ReadStats>& stats,
-                                const std::stop_token& stop) {
+StartupFrames StartupOrder(const erofs::Reader& image,
+                           const std::vector<std::shared_ptr<Blob>>& blobs,
+                           const oci::ImageConfig& config,
+                           const std::shared_ptr<chunkstore::ReadStats>& stats,
+                           const std::stop_token& stop) {
   return Walker(image, blobs, config, stats, stop).Walk();
 }
 

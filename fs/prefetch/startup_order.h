@@ -16,14 +16,23 @@
 
 namespace lamina::fs {
 
-// The frames of the program that `config` starts, of its interpreter and of its libraries, in the
-// order in which they are opened; 64 MiB of content at the most. `blobs` are the devices of `image`.
-// Reads the beginnings of those files, for which it fetches frames and waits; what cannot be found
-// or read is left out. Ends early when `stop` is requested.
-std::vector<chunkstore::Touch> StartupOrder(
-    const erofs::Reader& image, const std::vector<std::shared_ptr<chunkstore::Blob>>& blobs,
-    const oci::ImageConfig& config, const std::shared_ptr<chunkstore::ReadStats>& stats,
-    const std::stop_token& stop);
+struct StartupFrames {
+  // Of the program, of its interpreter and of its libraries, in the order in which they are opened;
+  // 64 MiB of content at the most.
+  std::vector<chunkstore::Touch> opened;
+  // What lies beside them: files of the directories that the program's arguments are in, and the
+  // frames before and behind. As much as `opened` at the most, and no more than 16 MiB.
+  std::vector<chunkstore::Touch> neighbours;
+};
+
+// Of the program that `config` starts. `blobs` are the devices of `image`. Reads the beginnings of
+// those files, for which it fetches frames and waits; what cannot be found or read is left out. Ends
+// early when `stop` is requested.
+StartupFrames StartupOrder(const erofs::Reader& image,
+                           const std::vector<std::shared_ptr<chunkstore::Blob>>& blobs,
+                           const oci::ImageConfig& config,
+                           const std::shared_ptr<chunkstore::ReadStats>& stats,
+                           const std::stop_token& stop);
 
 }  // namespace lamina::fs
 

@@ -20,6 +20,7 @@ MountRecord Sample() {
                         .reason = "asked for"};
   record.writable_dir = "/srv/upper";
   record.token = "token";
+  record.prefetch = {.enabled = false, .fill = true, .bytes_per_second = 123};
   chunkstore::LayerDescriptor layer;
   layer.digest.bytes.fill(7);
   layer.size = UINT64_MAX;
@@ -47,6 +48,9 @@ TEST(MountRecord, IsReadAsItWasWritten) {
   EXPECT_EQ(read->description.reason, record.description.reason);
   EXPECT_EQ(read->writable_dir, record.writable_dir);
   EXPECT_EQ(read->token, record.token);
+  EXPECT_EQ(read->prefetch.enabled, record.prefetch.enabled);
+  EXPECT_EQ(read->prefetch.fill, record.prefetch.fill);
+  EXPECT_EQ(read->prefetch.bytes_per_second, record.prefetch.bytes_per_second);
   EXPECT_EQ(read->layers, record.layers);
   EXPECT_EQ(read->kernel_id, record.kernel_id);
   EXPECT_EQ(read->metadata, record.metadata);

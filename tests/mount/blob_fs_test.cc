@@ -41,6 +41,7 @@ class FakeBlob final : public chunkstore::Blob {
   uint64_t size() const override { return kFileSize; }
   uint32_t blocks() const override { return kFileSize / chunkstore::kBlockSize; }
   std::span<const std::byte> metadata() const override { return {}; }
+  const Digest& content_digest() const override { return descriptor_.digest; }
   const chunkstore::FrameTable& frames() const override { return frames_; }
   int data_fd() const override { return fd_.get(); }
   bool Ready(uint64_t, uint64_t) const override { return ready_; }

@@ -206,6 +206,8 @@ TEST_F(PrefetcherTest, StreamsAheadOfReadersOfTheWholeImageAndNoFurther) {
   const auto read = [&](uint32_t first, uint32_t end) {
     for (uint32_t i = first; i < end; ++i) {
       readers->read_bytes += kFrameSize;
+      ++readers->read_requests;
+      readers->activity.Wake();
       ASSERT_TRUE(ReadBlob(*blobs_[0], uint64_t{i} * kFrameSize, kFrameSize, readers).ok());
     }
   };

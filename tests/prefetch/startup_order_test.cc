@@ -49,14 +49,20 @@ class StartupOrderTest : public testing::Test {
     const std::vector<std::shared_ptr<Blob>> blobs = {
         store->Attach(image.layers[0], image.origin).value()};
     const auto reader = erofs::Reader::Open(blobs[0]->metadata()).value();
-    const auto touches =
+    const StartupFrames frames =
         StartupOrder(reader, blobs, config, std::make_shared<chunkstore::ReadStats>(), {});
+    neighbours_.clear();
+    AddFilesOf(reader, *blobs[0], frames.neighbours, neighbours_);
     std::vector<std::string> files;
+    AddFilesOf(reader, *blobs[0], frames.opened, files);
+    return files;
+  }
+  void AddFilesOf(const erofs::Reader& reader, const Blob& blob,
+                  const std::vector<chunkstore::Touch>& touches, std::vector<std::string>& files) {
     for (const chunkstore::Touch& touch : touches) {
-      const std::string file = FileOf(reader, blobs[0]->frames()[touch.frame].first_block);
+      const std::string file = FileOf(reader, blob.frames()[touch.frame].first_block);
       if (files.empty() || files.back() != file) files.push_back(file);
     }
-    return files;
   }
   std::string FileOf(const erofs::Reader& reader, uint32_t block) {
     for (const auto& entry : stdfs::recursive_directory_iterator(root())) {
@@ -76,6 +82,7 @@ class StartupOrderTest : public testing::Test {
 
   std::unique_ptr<TemporaryDirectory> directory_;
   uint64_t files_ = 1;
+  std::vector<std::string> neighbours_;  // of the last Order()
 };
 
 TEST_F(StartupOrderTest, ScriptThenItsInterpreterThenItsArguments) {
@@ -103,6 +110,18 @@ TEST_F(StartupOrderTest, ProgramThenItsLoaderAndLibraries) {
   EXPECT_EQ(files[1], "/usr/lib64/ld-linux-x86-64.so.2");
   EXPECT_THAT(files, testing::Contains("/usr/lib/x86_64-linux-gnu/libc.so.6"));
 #endif
+}
+
+TEST_F(StartupOrderTest, ThenFilesBesideTheArgumentsAndFramesBeside) {
+  for (const char* path : {"/a/first", "/a/program", "/a/second", "/a/third", "/b/main",
+                           "/b/module", "/c/far", "/c/further"}) {
+    Add(path, "plain\n");
+  }
+  EXPECT_THAT(Order({.entrypoint = {"/a/program"}, .command = {"/b/main"}}),
+              testing::ElementsAre("/a/program", "/b/main"));
+  // As much as was opened.
+  EXPECT_THAT(neighbours_,
+              testing::ElementsAre("/b/module", testing::AnyOf("/a/first", "/a/second")));
 }
 
 TEST_F(StartupOrderTest, NothingWithoutAProgram) {

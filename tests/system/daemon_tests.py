@@ -21,6 +21,7 @@ from systemd import Systemd
 MIB = 1 << 20
 FILES = {f"file{i}": noise(size, i)
          for i, size in enumerate((5, 4096, 100_000, MIB + 17, 3 * MIB, 6 * MIB + 123))}
+LARGE = {f"large{i}": noise(4 * MIB, 100 + i) for i in range(4)}
 # Every way an image can be mounted.
 MODES = (["--transport=erofs"], ["--transport=fuse"], ["--transport=erofs", "--loop"],
          ["--transport=erofs", "--writable"], ["--transport=fuse", "--writable"])
@@ -55,6 +56,54 @@ def _(workspace):
         umount_all(workspace, directories[:2])
         # The rest is unmounted by laminad.
         daemon.stop()
+    check_equal(workspace.mounts(), [], "what is still mounted")
+    check_equal(os.listdir(workspace.state / "mounts"), [], "directories of mounts")
+
+
+@test("daemon.does-not-put-its-state-into-a-directory-of-something-else")
+def _(workspace):
+    need_root()
+    mine = workspace.new_directory("mine")
+    (mine / "letter").write_text("dear", encoding="ascii")
+    result = subprocess.run([program("LAMINAD"), f"--state={mine}"], check=False,
+                            capture_output=True, text=True, timeout=60)
+    check_equal(result.returncode, 1, "exit code")
+    check("neither empty nor a state directory" in result.stderr + result.stdout, result.stderr)
+    check_equal(os.listdir(mine), ["letter"], "what is there")
+
+
+@test("daemon.goes-on-filling-after-it-was-killed")
+def _(workspace):
+    """What was asked for with a mount is in its record."""
+    need_root()
+    image = workspace.converted(small_image(LARGE))
+    directory = workspace.new_directory("mnt")
+    with Daemon(workspace) as daemon:
+        workspace.lamina("mount", image, directory, f"--state={workspace.state}", "--fill",
+                         "--prefetch-rate=3M")
+        daemon.wait_for_successor(daemon.kill_worker())
+
+        def stats():
+            return workspace.stats(directory)
+        before = stats()
+        check(before["frames_present"] < before["frames"], "it was through before it was killed")
+        wait_until(lambda: stats()["frames_present"] == before["frames"], "the image is filled")
+        expect_content(directory, LARGE)
+        umount_all(workspace, [directory])
+
+
+@test("daemon.ends-cleanly-with-many-mounts")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    count = repetitions(20)
+    with Daemon(workspace) as daemon:
+        for _ in range(count):
+            workspace.lamina("mount", image, workspace.new_directory("mnt"),
+                             f"--state={workspace.state}", "--no-prefetch")
+        start = time.monotonic()
+        daemon.stop()
+        print(f"{count} mounts: ended after {time.monotonic() - start:.2f} s")
     check_equal(workspace.mounts(), [], "what is still mounted")
     check_equal(os.listdir(workspace.state / "mounts"), [], "directories of mounts")
 

@@ -428,6 +428,23 @@ def _(workspace):
     workspace.lamina("umount", directory)
 
 
+@test("mount.umount-does-not-wait-for-readers-of-another-mount")
+def _(workspace):
+    """One that was detached while it was read keeps the engine, but nobody who unmounts."""
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    busy, other = workspace.new_directory("mnt"), workspace.new_directory("mnt")
+    for directory in (busy, other):
+        workspace.lamina("mount", image, directory, f"--state={workspace.state}")
+    with open(busy / next(iter(FILES)), "rb") as file:
+        subprocess.run(["umount", "--lazy", busy], check=True)
+        start = time.monotonic()
+        workspace.lamina("umount", other, f"--state={workspace.state}")
+        seconds = time.monotonic() - start
+        check(seconds < 4, f"it took {seconds:.1f} s")
+        check(file.read() == next(iter(FILES.values())), "the file is wrong")
+
+
 @test("mount.state-is-not-put-into-a-directory-of-something-else")
 def _(workspace):
     need_root()

@@ -20,6 +20,7 @@ struct Options {
   std::string image;
   std::string to;
   CacheFlags cache;
+  RegistryOptions registry;
   bool off = false;
   bool blobs = false;
   bool json = false;
@@ -124,7 +125,8 @@ absl::StatusOr<int> Clean(const Options& options) {
 
 absl::StatusOr<int> Pin(const Options& options) {
   ASSIGN_OR_RETURN(const std::string image, ImageName(options.image));
-  RETURN_IF_ERROR(ClientOf(options).PinImage(image, !options.off));
+  ASSIGN_OR_RETURN(const registry::Settings settings, ToSettings(options.registry));
+  RETURN_IF_ERROR(ClientOf(options).PinImage(image, !options.off, settings));
   if (options.json) PrintJson({{"image", image}, {"pinned", !options.off}});
   return kExitOk;
 }
@@ -172,6 +174,7 @@ void AddCache(CLI::App& app, Action& run) {
       Add(*cache, run, "pin", "Keep what is and will be present of an image", options, Pin);
   pin->add_option("image", options->image, kImage)->required();
   pin->add_flag("--off", options->off, "No longer");
+  AddRegistryOptions(*pin, options->registry);
   Add(*cache, run, "rm", "Remove an image, unless it is mounted, and what only it needed", options,
       Remove)
       ->add_option("image", options->image, kImage)

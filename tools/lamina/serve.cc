@@ -3,23 +3,19 @@
 #include <signal.h>
 #include <spdlog/sinks/basic_file_sink.h>
 #include <spdlog/spdlog.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <filesystem>
 #include <memory>
 
 #include "chunkstore/base/file.h"
+#include "fs/engine/engine.h"
 #include "fs/engine/messages.h"
 #include "fs/engine/server.h"
 #include "tools/lamina/commands.h"
 
 namespace lamina::cli {
 namespace {
-
-constexpr std::string_view kLockFile = "lock";  // see fs/engine/engine.h
-constexpr std::string_view kLogFile = "engine.log";
 
 struct Options {
   fs::ServerOptions server;
@@ -31,29 +27,6 @@ void Tell(UniqueFd& ready, const std::string& text) {
   if (!ready.valid()) return;
   [[maybe_unused]] const ssize_t written = ::write(ready.get(), text.data(), text.size());
   ready.Reset();
-}
-
-// Makes the state directory if it is missing. One that is there must be empty or an engine's, so that
-// a slip of the hand does not fill someone's directory; its mode stays as it is.
-absl::Status PrepareState(const std::string& state) {
-  std::error_code error;
-  std::filesystem::create_directories(std::filesystem::path(state).parent_path(), error);
-  if (error) return ErrnoStatus(error.value(), "create the parent of " + state);
-  if (::mkdir(state.c_str(), 0700) == 0) return absl::OkStatus();
-  if (errno != EEXIST) return ErrnoStatus(errno, "create state directory " + state);
-  bool empty = true;
-  for (std::filesystem::directory_iterator entry(state, error), end; !error && entry != end;
-       entry.increment(error)) {
-    const std::string name = entry->path().filename();
-    if (name == kLockFile) return absl::OkStatus();
-    // An engine may fail before it has a lock; a file system of its own may have been made for it; a
-    // launcher makes room for a sandbox before it mounts the first one.
-    if (name != kLogFile && name != "lost+found" && name != "sandboxes") empty = false;
-  }
-  if (error) return ErrnoStatus(error.value(), "state directory " + state);
-  if (empty) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      fmt::format("{} is neither empty nor a state directory of Lamina", state));
 }
 
 // Leaves the caller's session, terminal and descriptors but `ready`; the log goes to a file.
@@ -68,9 +41,9 @@ absl::Status Detach(const std::string& state, int ready) {
   if (ready > STDERR_FILENO + 1) ::close_range(STDERR_FILENO + 1, after_ready - 2, 0);
   ::close_range(after_ready, ~0U, 0);
   if (::chdir("/") != 0) return ErrnoStatus(errno, "chdir /");
-  RETURN_IF_ERROR(PrepareState(state));
+  RETURN_IF_ERROR(fs::PrepareStateDirectory(state));
   ASSIGN_OR_RETURN(const UniqueFd null, OpenFile("/dev/null", O_RDWR));
-  ASSIGN_OR_RETURN(const UniqueFd log, OpenFile(fmt::format("{}/{}", state, kLogFile),
+  ASSIGN_OR_RETURN(const UniqueFd log, OpenFile(fmt::format("{}/{}", state, fs::kEngineLog),
                                                 O_WRONLY | O_CREAT | O_APPEND, 0600));
   ::dup2(null.get(), STDIN_FILENO);
   ::dup2(log.get(), STDOUT_FILENO);
@@ -87,8 +60,6 @@ absl::StatusOr<int> Run(Options& options) {
       Tell(ready, fs::ErrorToJson(status).dump());
       return kExitFailure;  // the caller prints what it was told
     }
-  } else {
-    RETURN_IF_ERROR(PrepareState(options.server.engine.state));
   }
   RaiseDescriptorLimit();  // each blob of each mount takes a few
   sigset_t signals;
