@@ -18,6 +18,7 @@
 #include "fs/engine/attach.h"
 #include "fs/engine/engine_impl.h"
 #include "fs/engine/messages.h"
+#include "fs/engine/socket.h"
 #include "fs/engine/start_plan.h"
 #include "fs/image/image.h"
 
@@ -639,9 +640,10 @@ absl::Status PrepareStateDirectory(const std::string& state) {
        entry.increment(error)) {
     const std::string name = entry->path().filename();
     if (name == kLockFile) return absl::OkStatus();
-    // An engine may fail before it has a lock; a file system of its own may have been made for it; a
-    // launcher makes room for a sandbox before it mounts the first one.
-    if (name != kEngineLog && name != "lost+found" && name != "sandboxes") empty = false;
+    // An engine may fail before it has a lock; systemd may have made its socket; a file system of its
+    // own may have been made for it; a launcher makes room for a sandbox before it mounts the first one.
+    constexpr std::string_view kEarlier[] = {kEngineLog, kControlSocket, "lost+found", "sandboxes"};
+    if (std::ranges::find(kEarlier, std::string_view(name)) == std::end(kEarlier)) empty = false;
   }
   if (error) return ErrnoStatus(error.value(), "state directory " + state);
   if (empty) return absl::OkStatus();

@@ -84,7 +84,8 @@ def _(workspace):
         daemon.wait_for_successor(daemon.kill_worker())
 
         def stats():
-            return workspace.stats(directory)
+            return workspace.stats(directory)[0]
+
         before = stats()
         check(before["frames_present"] < before["frames"], "it was through before it was killed")
         wait_until(lambda: stats()["frames_present"] == before["frames"], "the image is filled")
