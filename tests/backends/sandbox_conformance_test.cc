@@ -187,6 +187,43 @@ TEST_P(SandboxTest, StandardInputIsStreamed) {
   writer.join();
 }
 
+TEST_P(SandboxTest, InputAndOutputDoNotWaitForEachOther) {
+  Sandbox& sandbox = Make();
+  const std::string input = machine_->path("input");
+  ASSERT_EQ(WriteFileAtomically(input, std::string(5'000'000, 'i')), absl::OkStatus());
+  const absl::StatusOr<UniqueFd> file = OpenFile(input, O_RDONLY);
+  ASSERT_EQ(file.status(), absl::OkStatus());
+  // More than any buffer holds, both ways.
+  const ExecResult result = Run(sandbox, {.script = "head -c 3000000 /dev/zero; cat",
+                                          .stdin_fd = file->get(),
+                                          .kept_output = 0,
+                                          .timeout = seconds(60)});
+  EXPECT_EQ(result.Verdict(), "accepted");
+  EXPECT_EQ(result.output_bytes, 8'000'000);
+}
+
+TEST_P(SandboxTest, SignalsDoNotWaitBehindInput) {
+  Sandbox& sandbox = Make();
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::pipe2(ends.data(), O_CLOEXEC), 0);
+  const UniqueFd reading(ends[0]);
+  const UniqueFd writing(ends[1]);
+  const ExecResult result = Run(
+      sandbox,
+      {.script = "trap 'exit 3' USR1; echo ready; while :; do sleep 0.05; done",
+       .stdin_text = std::string(3'000'000, 'x'),
+       .on_output = [&](Stream, std::string_view) { std::ignore = ::write(writing.get(), "!", 1); },
+       .signal_fd = reading.get(),
+       .next_signal =
+           [&] {
+             char byte = 0;
+             return ::read(reading.get(), &byte, 1) == 1 ? SIGUSR1 : 0;
+           },
+       .timeout = seconds(30)});
+  EXPECT_EQ(result.ending, ExecEnding::kExited);
+  EXPECT_EQ(result.exit_code, 3);
+}
+
 TEST_P(SandboxTest, SignalsArePassedOn) {
   Sandbox& sandbox = Make();
   std::array<int, 2> ends{};
