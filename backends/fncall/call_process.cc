@@ -204,7 +204,10 @@ void WaitFor(pid_t process, int pidfd, int socket) {
       return;
     }
     if (packet->first.order == Order::kKill) ::kill(-1, SIGKILL);
-    if (packet->first.order == Order::kSignal) ::kill(-process, packet->first.signal);
+    // As long as it has not made its session it has no group of its own.
+    if (packet->first.order == Order::kSignal && ::kill(-process, packet->first.signal) != 0) {
+      ::kill(process, packet->first.signal);
+    }
   }
 }
 
