@@ -229,7 +229,10 @@ CopyCount ToCount(const agent::TreeCount& count) {
 
 }  // namespace
 
-bool AgentListens(const std::string& directory) { return Connect(directory).ok(); }
+bool AgentListens(const std::string& directory) {
+  const absl::Status connected = Connect(directory).status();
+  return !absl::IsUnavailable(connected) && !absl::IsNotFound(connected);
+}
 
 absl::StatusOr<ExecResult> AgentExec(const std::string& directory,
                                      const agent::ExecMessage& message,

@@ -57,9 +57,9 @@ class AgentSandbox : public Sandbox {
 };
 
 SandboxState AgentSandbox::State() {
-  if (!AgentListens(directory_)) return SandboxState::kDead;
   const absl::StatusOr<Cgroup> group = Cgroup::Of(record_.cgroup);
-  return group.ok() && group->Frozen() ? SandboxState::kPaused : SandboxState::kRunning;
+  if (group.ok() && group->Frozen() && !group->Processes().empty()) return SandboxState::kPaused;
+  return AgentListens(directory_) ? SandboxState::kRunning : SandboxState::kDead;
 }
 
 absl::Status AgentSandbox::CheckRunning() {

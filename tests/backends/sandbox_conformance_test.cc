@@ -517,6 +517,38 @@ TEST_P(SandboxTest, TimesToLiveEndSandboxes) {
   EXPECT_THAT(machine_->Leftovers(), IsEmpty());
 }
 
+TEST_P(SandboxTest, ASandboxWhoseRecordCannotBeReadIsLeftAlone) {
+  Sandbox& sandbox = Make();
+  const std::string record =
+      SandboxesDirectory(machine_->options()) + "/" + sandbox.id() + "/record.json";
+  ASSERT_EQ(WriteFileAtomically(record, R"({"version": 2})"), absl::OkStatus());
+  EXPECT_EQ(launcher().RemoveLeftovers(), absl::OkStatus());
+  EXPECT_EQ(Output(sandbox, "echo still here"), "still here\n");
+  const std::vector<ListedSandbox> listed = launcher().List().value();
+  ASSERT_EQ(listed.size(), 1);
+  EXPECT_EQ(listed[0].record.id, sandbox.id());
+  EXPECT_FALSE(listed[0].problem.ok());
+  EXPECT_EQ(launcher().Remove(sandbox.id()), absl::OkStatus());
+  EXPECT_EQ(launcher().Remove(sandbox.id()).code(), absl::StatusCode::kNotFound);
+}
+
+TEST_P(SandboxTest, WhoeverRemovesLeftoversIsNotInTheWayOfOthers) {
+  std::atomic<bool> stop = false;
+  std::thread sweeper([&] {
+    while (!stop) EXPECT_EQ(launcher().RemoveLeftovers(), absl::OkStatus());
+  });
+  const int count = Repetitions(3);
+  for (int turn = 0; turn < count; ++turn) {
+    const auto made = launcher().Create(*GetParam(), Options());
+    EXPECT_EQ(made.status(), absl::OkStatus());
+    if (!made.ok()) continue;
+    EXPECT_EQ(Output(**made, "echo up"), "up\n");
+    EXPECT_EQ((*made)->Stop(), absl::OkStatus());
+  }
+  stop = true;
+  sweeper.join();
+}
+
 TEST_P(SandboxTest, NothingIsLeftOfManySandboxes) {
   const int count = Repetitions(5);
   for (int turn = 0; turn < count; ++turn) {

@@ -200,6 +200,22 @@ def _(workspace):
     check("no kernel of its own" in result.stderr, result.stderr)
 
 
+@test("sandbox.one-that-cannot-be-removed-is-no-harm-to-others")
+def _(workspace):
+    image = busybox_image(workspace)
+    stuck = workspace.state / "sandboxes" / "s0123456789ab" / "other"
+    stuck.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "none", stuck], check=True)
+    result = workspace.lamina("run", "--backend=fncall", image, f"--state={workspace.state}", "echo",
+                              "works")
+    check_equal(result.stdout, "works\n", "output")
+    check(f"remove what is left of sandbox {stuck.parent.name}" in result.stderr, result.stderr)
+    check_equal(listed(workspace), {}, "the list")
+    subprocess.run(["umount", stuck], check=True)
+    check_equal(sandbox(workspace, "ls").stderr, "", "messages")
+    check(not stuck.parent.exists(), "it is still there")
+
+
 @test("sandbox.run-that-is-stopped-while-it-starts-leaves-nothing")
 def _(workspace):
     image = busybox_image(workspace)

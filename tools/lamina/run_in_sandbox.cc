@@ -36,7 +36,7 @@ absl::StatusOr<int> RunInSandbox(const ContainerOptions& options, const backends
   ASSIGN_OR_RETURN(backends::LauncherOptions launcher_options,
                    ToLauncherOptions(options.state, options.cache));
   backends::Launcher launcher(std::move(launcher_options));
-  RETURN_IF_ERROR(launcher.RemoveLeftovers());
+  RemoveLeftovers(launcher);
   // What a killed run leaves ends soon, and goes with the next one.
   constexpr std::chrono::seconds kIdle{60};
   sandbox_options.idle_ttl = kIdle;

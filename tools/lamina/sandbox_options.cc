@@ -262,4 +262,9 @@ absl::StatusOr<backends::LauncherOptions> ToLauncherOptions(const std::string& s
   return options;
 }
 
+void RemoveLeftovers(backends::Launcher& launcher) {
+  const absl::Status removed = launcher.RemoveLeftovers();
+  if (!removed.ok()) PrintError(std::string(removed.message()));
+}
+
 }  // namespace lamina::cli
