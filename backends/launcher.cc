@@ -157,7 +157,11 @@ absl::StatusOr<std::unique_ptr<Sandbox>> Launcher::Create(const Backend& backend
   const std::string upper_from =
       options.snapshot.empty() ? ""
                                : SnapshotsDirectory(options_) + "/" + options.snapshot + "/upper";
-  RETURN_IF_ERROR(MountRootfs(options_, directory, record, options.registry, upper_from));
+  // Calls write to a /tmp of their own, and nothing else: that is what the limit is for, and where they
+  // start unless somebody says otherwise.
+  const bool stateless = backend.capabilities().call_files;
+  RETURN_IF_ERROR(MountRootfs(options_, directory, record, options.registry, upper_from,
+                              stateless ? 0 : record.limits.disk_bytes));
 
   const std::string rootfs = directory + "/rootfs";
   if (options.snapshot.empty() || !options.user.empty()) {
@@ -169,6 +173,8 @@ absl::StatusOr<std::unique_ptr<Sandbox>> Launcher::Create(const Backend& backend
   ASSIGN_OR_RETURN(record.environment, ProgramEnvironment(image.config, added, record.user));
   if (!options.working_directory.empty()) {
     record.working_directory = options.working_directory;
+  } else if (stateless) {
+    record.working_directory = "/tmp";
   } else if (options.snapshot.empty() && !image.config.working_directory.empty()) {
     record.working_directory = image.config.working_directory;
   }

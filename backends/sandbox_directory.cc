@@ -124,12 +124,11 @@ std::string SnapshotsDirectory(const LauncherOptions& options) {
 
 absl::Status MountRootfs(const LauncherOptions& options, const std::string& directory,
                          const Record& record, const registry::Settings& registry,
-                         const std::string& upper_from) {
+                         const std::string& upper_from, uint64_t disk_bytes) {
   const std::string disk = directory + "/disk";
   RETURN_IF_ERROR(MakeDirectory(disk, 0700));
-  if (record.limits.disk_bytes > 0) {
-    RETURN_IF_ERROR(MountDisk(directory, record.limits.disk_bytes), "disk of {} bytes",
-                    record.limits.disk_bytes);
+  if (disk_bytes > 0) {
+    RETURN_IF_ERROR(MountDisk(directory, disk_bytes), "disk of {} bytes", disk_bytes);
   }
   if (!upper_from.empty()) RETURN_IF_ERROR(CopyUpper(upper_from, disk + "/upper"));
   const std::string rootfs = directory + "/rootfs";

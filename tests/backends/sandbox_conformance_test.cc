@@ -258,6 +258,26 @@ TEST_P(SandboxTest, EnvironmentIsTheImagesAndWhatWasGiven) {
             absl::StatusCode::kInvalidArgument);
 }
 
+TEST_P(SandboxTest, TheWorkingDirectoryIsTheOneThatWasAskedFor) {
+  SandboxOptions options = Options();
+  options.working_directory = "/etc";
+  Sandbox& sandbox = Make(options);
+  EXPECT_EQ(Output(sandbox, "pwd"), "/etc\n");
+  EXPECT_EQ(Run(sandbox, {.script = "pwd", .working_directory = "/bin"}).standard_output, "/bin\n");
+  EXPECT_EQ(Output(Make(), "pwd"), can().call_files ? "/tmp\n" : "/\n");
+}
+
+TEST_P(SandboxTest, TheDiskHasTheSizeThatWasAskedFor) {
+  SandboxOptions options = Options();
+  options.limits.disk_bytes = 8 << 20;
+  Sandbox& sandbox = Make(options);
+  EXPECT_EQ(Shell(sandbox, "head -c 4000000 /dev/zero > /tmp/file").Verdict(), "accepted");
+  EXPECT_NE(Shell(sandbox, "head -c 9000000 /dev/zero > /tmp/file").Verdict(), "accepted");
+  const std::string directory = SandboxesDirectory(machine_->options()) + "/" + sandbox.id();
+  EXPECT_EQ(std::filesystem::exists(directory + "/disk.img"), !can().call_files)
+      << "calls write to memory, and need no file system";
+}
+
 TEST_P(SandboxTest, ManyProgramsRunAtATime) {
   SandboxOptions options = Options();
   options.warm = 4;
