@@ -91,9 +91,8 @@ absl::StatusOr<agent::ExecMessage> AgentSandbox::ToMessage(const ExecRequest& re
     RETURN_IF_ERROR(CheckCapability(capabilities().root, "choice of users"));
     ASSIGN_OR_RETURN(user, ResolveUser(directory_ + "/rootfs", request.user));
   }
-  std::vector<std::string> added = record_.environment;
-  added.insert(added.end(), request.environment.begin(), request.environment.end());
-  ASSIGN_OR_RETURN(message.environment, ProgramEnvironment({}, added, user));
+  ASSIGN_OR_RETURN(message.environment,
+                   ProgramEnvironment(record_.environment, request.environment, user));
   message.working_directory =
       request.working_directory.empty() ? record_.working_directory : request.working_directory;
   message.uid = user.uid;

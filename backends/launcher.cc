@@ -170,7 +170,7 @@ absl::StatusOr<std::unique_ptr<Sandbox>> Launcher::Create(const Backend& backend
   }
   std::vector<std::string> added = record.environment;
   added.insert(added.end(), options.environment.begin(), options.environment.end());
-  ASSIGN_OR_RETURN(record.environment, ProgramEnvironment(image.config, added, record.user));
+  ASSIGN_OR_RETURN(record.environment, WithVariables(image.config.environment, added));
   if (!options.working_directory.empty()) {
     record.working_directory = options.working_directory;
   } else if (stateless) {

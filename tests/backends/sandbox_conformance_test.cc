@@ -384,7 +384,8 @@ TEST_P(SandboxTest, UsersAreTheImages) {
   }
   Sandbox& sandbox = Make(options);
   EXPECT_EQ(Output(sandbox, "echo $(id -u) $(id -g) $HOME"), "1234 1235 /home/app\n");
-  EXPECT_EQ(Run(sandbox, {.script = "id -u", .user = "root"}).standard_output, "0\n");
+  EXPECT_EQ(Run(sandbox, {.script = "echo $(id -u) $HOME", .user = "root"}).standard_output,
+            "0 /root\n");
   EXPECT_EQ(Run(sandbox, {.script = "id -u; id -g", .user = "5:6"}).standard_output, "5\n6\n");
   EXPECT_EQ(sandbox.Exec({.script = "id", .user = "ghost"}).status().code(),
             absl::StatusCode::kNotFound);
