@@ -52,7 +52,8 @@ absl::StatusOr<SocketPair> MakeSocketPair();
 
 absl::Status SendCall(int socket, const CallDescriptors& descriptors);
 absl::Status SendOrder(int socket, Order order, uint8_t signal = 0);
-// One packet; with kCall come the descriptors. kUnavailable if the other end is gone.
+// One packet; with kCall come the descriptors. kUnavailable if the other end is gone,
+// kResourceExhausted if not all of them came.
 absl::StatusOr<std::pair<Packet, CallDescriptors>> ReceivePacket(int socket);
 
 absl::Status SendReport(int socket, const Report& report);
