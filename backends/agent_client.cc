@@ -196,6 +196,9 @@ class Execution {
 
   absl::Status TakeEnd(std::string_view content) {
     ASSIGN_OR_RETURN(agent::EndedMessage ended, agent::DecodeEnded(content), "agent");
+    if (ended.files_out.size() > request_.files_out.size()) {
+      return absl::DataLossError("agent: more files came back than were asked for");
+    }
     result_.ending = ToEnding(ended.ending);
     if (result_.ending == ExecEnding::kExited) {
       result_.exit_code = ended.code;

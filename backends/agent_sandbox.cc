@@ -105,6 +105,10 @@ absl::StatusOr<agent::ExecMessage> AgentSandbox::ToMessage(const ExecRequest& re
   }
   if (!request.files_in.empty() || !request.files_out.empty()) {
     RETURN_IF_ERROR(CheckCapability(capabilities().call_files, "files that go with a call"));
+    if (std::max(request.files_in.size(), request.files_out.size()) > agent::kMaxCallFiles) {
+      return absl::InvalidArgumentError(
+          fmt::format("exec: a call has at most {} files each way", agent::kMaxCallFiles));
+    }
   }
   message.has_stdin = request.stdin_fd >= 0 || !request.stdin_text.empty();
   message.timeout_ms = static_cast<uint64_t>(std::max<int64_t>(request.timeout.count(), 0));

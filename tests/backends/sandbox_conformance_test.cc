@@ -373,6 +373,27 @@ TEST_P(SandboxTest, FilesGoInAndOut) {
     std::filesystem::remove_all(machine_->path(made));
 }
 
+TEST_P(SandboxTest, FilesGoWithACallUpToANumber) {
+  Sandbox& sandbox = Make();
+  std::vector<std::string> names;
+  for (size_t file = 0; file < agent::kMaxCallFiles; ++file)
+    names.push_back(fmt::format("{}", file));
+  ExecRequest request{.script = "cat in; echo made > 7",
+                      .files_in = {{.path = "in", .content = "given"}},
+                      .files_out = names};
+  if (!can().call_files) {
+    EXPECT_EQ(sandbox.Exec(request).status().code(), absl::StatusCode::kUnimplemented);
+    return;
+  }
+  const ExecResult result = Run(sandbox, request);
+  EXPECT_EQ(result.standard_output, "given");
+  ASSERT_EQ(result.files_out.size(), names.size());
+  EXPECT_EQ(result.files_out[7].content, "made\n");
+  EXPECT_THAT(result.files_out[8].error, HasSubstr("No such file"));
+  request.files_out.push_back("more");
+  EXPECT_EQ(sandbox.Exec(request).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST_P(SandboxTest, UsersAreTheImages) {
   SandboxOptions options = Options();
   options.user = "app";
