@@ -33,6 +33,16 @@ absl::Status WhyWriteFailed(int socket, absl::Status failed) {
   return failed;
 }
 
+// A connection with its request on it.
+absl::StatusOr<UniqueFd> Ask(const std::string& directory, FrameType type,
+                             std::string_view content) {
+  ASSIGN_OR_RETURN(UniqueFd socket, Connect(directory));
+  const absl::Status asked = WriteFrame(socket.get(), type, content);
+  if (absl::IsUnavailable(asked)) return WhyWriteFailed(socket.get(), asked);
+  RETURN_IF_ERROR(asked, "agent");
+  return socket;
+}
+
 absl::Status NotExpected(const Frame& frame) {
   return absl::DataLossError(
       fmt::format("agent: frame {} was not expected", static_cast<int>(frame.type)));
@@ -240,28 +250,24 @@ bool AgentListens(const std::string& directory) {
 absl::StatusOr<ExecResult> AgentExec(const std::string& directory,
                                      const agent::ExecMessage& message,
                                      const ExecRequest& request) {
-  ASSIGN_OR_RETURN(const UniqueFd socket, Connect(directory));
-  RETURN_IF_ERROR(WriteFrame(socket.get(), FrameType::kExec, agent::Encode(message)), "agent");
+  ASSIGN_OR_RETURN(const UniqueFd socket, Ask(directory, FrameType::kExec, agent::Encode(message)));
   return Execution(socket.get(), request).Run();
 }
 
 absl::StatusOr<agent::InfoMessage> AgentInfo(const std::string& directory) {
-  ASSIGN_OR_RETURN(const UniqueFd socket, Connect(directory));
-  RETURN_IF_ERROR(WriteFrame(socket.get(), FrameType::kInfo, ""), "agent");
+  ASSIGN_OR_RETURN(const UniqueFd socket, Ask(directory, FrameType::kInfo, ""));
   ASSIGN_OR_RETURN(const Frame frame, ReadAnswer(socket.get(), FrameType::kInfoReply));
   return agent::DecodeInfo(frame.content);
 }
 
 absl::Status AgentCloseSession(const std::string& directory, const std::string& name) {
-  ASSIGN_OR_RETURN(const UniqueFd socket, Connect(directory));
-  RETURN_IF_ERROR(WriteFrame(socket.get(), FrameType::kCloseSession, name), "agent");
+  ASSIGN_OR_RETURN(const UniqueFd socket, Ask(directory, FrameType::kCloseSession, name));
   return ReadAnswer(socket.get(), FrameType::kDone).status();
 }
 
 absl::StatusOr<CopyCount> AgentPut(const std::string& directory, const agent::TreeMessage& tree,
                                    const std::string& from) {
-  ASSIGN_OR_RETURN(const UniqueFd socket, Connect(directory));
-  RETURN_IF_ERROR(WriteFrame(socket.get(), FrameType::kPutTree, agent::Encode(tree)), "agent");
+  ASSIGN_OR_RETURN(const UniqueFd socket, Ask(directory, FrameType::kPutTree, agent::Encode(tree)));
   absl::StatusOr<agent::TreeCount> sent = agent::SendTree(socket.get(), from);
   if (absl::IsUnavailable(sent.status())) return WhyWriteFailed(socket.get(), sent.status());
   RETURN_IF_ERROR(sent.status());
@@ -271,8 +277,7 @@ absl::StatusOr<CopyCount> AgentPut(const std::string& directory, const agent::Tr
 
 absl::Status AgentPutFile(const std::string& directory, const agent::TreeMessage& tree,
                           std::string_view content, uint32_t mode) {
-  ASSIGN_OR_RETURN(const UniqueFd socket, Connect(directory));
-  RETURN_IF_ERROR(WriteFrame(socket.get(), FrameType::kPutTree, agent::Encode(tree)), "agent");
+  ASSIGN_OR_RETURN(const UniqueFd socket, Ask(directory, FrameType::kPutTree, agent::Encode(tree)));
   const absl::Status sent = agent::SendFile(socket.get(), content, mode);
   if (absl::IsUnavailable(sent)) return WhyWriteFailed(socket.get(), sent);
   RETURN_IF_ERROR(sent);
@@ -281,10 +286,8 @@ absl::Status AgentPutFile(const std::string& directory, const agent::TreeMessage
 
 absl::StatusOr<CopyCount> AgentGet(const std::string& directory, const std::string& path,
                                    const std::string& to, uint64_t max_bytes) {
-  ASSIGN_OR_RETURN(const UniqueFd socket, Connect(directory));
-  RETURN_IF_ERROR(WriteFrame(socket.get(), FrameType::kGetTree,
-                             agent::Encode(agent::TreeMessage{.path = path})),
-                  "agent");
+  ASSIGN_OR_RETURN(const UniqueFd socket, Ask(directory, FrameType::kGetTree,
+                                              agent::Encode(agent::TreeMessage{.path = path})));
   ASSIGN_OR_RETURN(const agent::TreeCount count,
                    agent::ReceiveTree(socket.get(), to, {.max_bytes = max_bytes}));
   return ToCount(count);
@@ -292,10 +295,8 @@ absl::StatusOr<CopyCount> AgentGet(const std::string& directory, const std::stri
 
 absl::StatusOr<std::string> AgentGetFile(const std::string& directory, const std::string& path,
                                          uint64_t max_bytes) {
-  ASSIGN_OR_RETURN(const UniqueFd socket, Connect(directory));
-  RETURN_IF_ERROR(WriteFrame(socket.get(), FrameType::kGetTree,
-                             agent::Encode(agent::TreeMessage{.path = path})),
-                  "agent");
+  ASSIGN_OR_RETURN(const UniqueFd socket, Ask(directory, FrameType::kGetTree,
+                                              agent::Encode(agent::TreeMessage{.path = path})));
   return agent::ReceiveFile(socket.get(), max_bytes);
 }
 

@@ -12,7 +12,9 @@
 #include <filesystem>
 #include <thread>
 
+#include "backends/agent_client.h"
 #include "backends/launcher.h"
+#include "fs/engine/socket.h"
 #include "tests/backends/sandbox_testing.h"
 
 namespace lamina::backends {
@@ -299,6 +301,25 @@ TEST_P(SandboxTest, ManyProgramsRunAtATime) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(right, 4 * count);
+}
+
+TEST_P(SandboxTest, OneRequestTooManyIsToldWhyItIsRefused) {
+  Sandbox& sandbox = Make();
+  const std::string directory = SandboxesDirectory(machine_->options()) + "/" + sandbox.id();
+  {
+    std::vector<UniqueFd> idle;
+    for (int connection = 0; connection < 512; ++connection) {
+      absl::StatusOr<UniqueFd> connected = fs::ConnectUnix(directory, kAgentSocket);
+      ASSERT_EQ(connected.status(), absl::OkStatus());
+      idle.push_back(*std::move(connected));
+    }
+    const absl::Status refused = sandbox.Exec({.script = "true"}).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("512 requests"));
+  }
+  const auto runs = [&] { return sandbox.Exec({.script = "true"}).ok(); };
+  for (int turn = 0; turn < 500 && !runs(); ++turn) ::usleep(10'000);
+  EXPECT_TRUE(runs());
 }
 
 TEST_P(SandboxTest, SessionsKeepDirectoryAndEnvironment) {
