@@ -93,6 +93,7 @@ absl::StatusOr<MountState> EngineImpl::PrepareLayers(const LayersRequest& reques
                               .loop = choice.loop,
                               .reason = choice.reason};
   std::vector<LayerToAttach> layers;
+  mount.image_use = images_.UseLayers(request.layers);
   const std::shared_ptr<Origin> origin = OriginOfLayers(request.image, request.registry);
   for (const LayerDescriptor& layer : request.layers) layers.push_back({layer, origin});
   for (auto& blob : AttachAll(*store_, layers)) {

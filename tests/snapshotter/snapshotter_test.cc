@@ -160,6 +160,42 @@ TEST_F(SnapshotterTest, LayersOfNoSnapshotAreUnmountedAndComeBack) {
   EXPECT_EQ(Read("hello.txt"), image_.hello());
 }
 
+TEST_F(SnapshotterTest, TheCacheKeepsWhatIsMounted) {
+  const auto metadata_files = [this] {
+    size_t count = 0;
+    for (const auto& entry :
+         std::filesystem::recursive_directory_iterator(image_.state() + "/images")) {
+      if (entry.path().filename() == "metadata") ++count;
+    }
+    return count;
+  };
+  fs::ImageCache& images = engine_->images();
+  const std::string base = PullLayer("sha256:base");
+  ASSERT_TRUE(images.Remove(image_.reference()).ok());
+  ASSERT_EQ(metadata_files(), 0u);
+  ASSERT_TRUE(snapshotter_->Create(Kind::kActive, "active", base, {}).ok());
+  const size_t mounted = metadata_files();
+  EXPECT_GT(mounted, 0u);
+  ASSERT_TRUE(images.Clean(0).ok());
+  EXPECT_EQ(metadata_files(), mounted) << "of layers that no image has";
+
+  const absl::StatusOr<fs::Image> image = engine_->OpenImage(image_.reference(), {});
+  ASSERT_TRUE(image.ok()) << image.status();
+  ASSERT_TRUE(engine_->AttachLayers(*image)[0].ok());
+  EXPECT_TRUE(images.Report().images.at(0).mounted);
+  EXPECT_TRUE(absl::IsFailedPrecondition(images.Remove(image_.reference()).status()));
+  Open();
+  EXPECT_FALSE(engine_->images().Report().images.at(0).mounted)
+      << "the engine took its mounts along";
+  ASSERT_TRUE(snapshotter_->Mounts("active").ok());
+  EXPECT_TRUE(engine_->images().Report().images.at(0).mounted);
+  ASSERT_TRUE(snapshotter_->Remove("active").ok());
+  for (int i = 0; i < 200 && MountedLayers() > 0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_TRUE(engine_->images().Remove(image_.reference()).ok());
+}
+
 TEST_F(SnapshotterTest, SnapshotsOfAnEarlierProcessAreThere) {
   const std::string base = PullLayer("sha256:base");
   Mount(snapshotter_->Create(Kind::kActive, "active", base, {}));
