@@ -221,6 +221,16 @@ TEST_F(SnapshotterTest, RemovedSnapshotsLeaveNothing) {
   }
 }
 
+TEST_F(SnapshotterTest, StateDirectoriesThatOverlayfsWouldTakeApartAreRefused) {
+  for (const char* name : {"a,b", "a:b", "a\\b"}) {
+    const std::string state = image_.state() + "/" + name;
+    std::filesystem::create_directory(state);
+    const absl::Status refused = Snapshotter::Open({.state = state}, *engine_, nullptr).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr(state));
+  }
+}
+
 TEST_F(SnapshotterTest, CommittedSnapshotsAreNotMounted) {
   ASSERT_TRUE(snapshotter_->Create(Kind::kActive, "a", "", {}).ok());
   ASSERT_TRUE(snapshotter_->Commit("base", "a", {}).ok());
