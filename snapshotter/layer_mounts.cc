@@ -181,14 +181,20 @@ void LayerMounts::UnmountIdle(const std::stop_token& stop) {
       idle->idle_since = now;
       continue;
     }
-    // With both locks held nobody can begin to use it, and an unmount takes microseconds.
+    // The engine may be busy with a mount. Whoever begins to use it meanwhile waits to mount it again.
+    lock.unlock();
     absl::Status status = engine_.Unmount(idle->path);
-    if (status.ok() || absl::IsNotFound(status)) {
+    const bool gone = status.ok() || absl::IsNotFound(status);
+    if (gone) {
       ::rmdir(idle->path.c_str());
-      entries_.erase(idle->path);
     } else {
       spdlog::warn("idle layers stay mounted: {}", std::string(status.message()));
-      idle->idle_since = now;
+    }
+    lock.lock();
+    if (gone && idle->users == 0) {
+      entries_.erase(idle->path);
+    } else {
+      idle->idle_since = Clock::now();
     }
   }
 }

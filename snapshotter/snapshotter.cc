@@ -111,10 +111,7 @@ class SnapshotterImpl final : public Snapshotter {
   }
   std::vector<Snapshot> List() override { return store_->List(); }
   absl::StatusOr<Usage> GetUsage(const std::string& key) override;
-  void Cleanup() override {
-    if (finder_ != nullptr) finder_->DropIdle();
-    remover_.Wait();
-  }
+  void Cleanup() override { remover_.Wait(); }
 
  private:
   // Directories of mounted lowers, uppermost first.

@@ -160,6 +160,18 @@ TEST_F(SnapshotterTest, LayersOfNoSnapshotAreUnmountedAndComeBack) {
   EXPECT_EQ(Read("hello.txt"), image_.hello());
 }
 
+TEST_F(SnapshotterTest, LayersCanBeUsedAgainWhileTheyAreUnmounted) {
+  const std::string base = PullLayer("sha256:base");
+  for (int turn = 0; turn < 60; ++turn) {
+    Mount(snapshotter_->Create(Kind::kActive, "active", base, {}));
+    ASSERT_EQ(Read("hello.txt"), image_.hello()) << turn;
+    ASSERT_EQ(::umount2(image_.mountpoint().c_str(), 0), 0);
+    ASSERT_TRUE(snapshotter_->Remove("active").ok());
+    // About when they have been idle for long enough.
+    std::this_thread::sleep_for(std::chrono::microseconds(48'000 + 100 * turn));
+  }
+}
+
 TEST_F(SnapshotterTest, TheCacheKeepsWhatIsMounted) {
   const auto metadata_files = [this] {
     size_t count = 0;
