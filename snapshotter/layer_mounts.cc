@@ -51,7 +51,8 @@ std::vector<LayerGroup> GroupLayers(std::vector<LazyLayer> layers, bool is_base)
   size_t merged = is_base ? 1 : 0;
   if (is_base) {
     for (size_t i = 1; i < layers.size(); ++i) {
-      if (layers[i].marks.implied_directories) merged = i + 1;
+      const erofs::LayerMarks& marks = layers[i].marks;
+      if (marks.implied_directories || marks.opaque_root) merged = i + 1;
     }
     if (layers.size() - merged >= kMaxStacked) merged = layers.size();
   }

@@ -73,6 +73,13 @@ Plan PlanOf(const std::vector<Snapshot>& chain) {
     }
     std::vector<LazyLayer> layers;
     while (i < chain.size() && chain[i].layer) layers.push_back(*chain[i++].layer);
+    // What is below one that hides all of it is not stacked.
+    const auto opaque = std::ranges::find_if(
+        layers, [](const LazyLayer& layer) { return layer.marks.opaque_root; });
+    if (i < chain.size() && opaque != layers.end()) {
+      layers.erase(opaque + 1, layers.end());
+      i = chain.size();
+    }
     std::ranges::reverse(layers);
     std::vector<LayerGroup> groups = GroupLayers(std::move(layers), /*is_base=*/i == chain.size());
     for (auto group = groups.rbegin(); group != groups.rend(); ++group) {
