@@ -156,6 +156,9 @@ absl::Status LayerMounts::MountEntry(Entry& entry) {
                             .target = entry.path,
                             .registry = settings_};
   for (const LazyLayer& layer : entry.group->layers) request.layers.push_back(layer.layer);
+  absl::Status status = engine_.MountLayers(request).status();
+  if (!absl::IsAlreadyExists(status)) return status;
+  // By others unmounted, and the engine was not told yet.
   engine_.ForgetGoneMounts();
   return engine_.MountLayers(request).status();
 }

@@ -45,6 +45,11 @@ std::vector<absl::StatusOr<AttachedLayer>> EngineImpl::AttachLayers(const Image&
       results.emplace_back(blob.status());
       continue;
     }
+    // The lowest is only ever mounted with its whiteouts applied (merged, if by itself).
+    if (results.empty()) {
+      results.emplace_back(AttachedLayer{*blob, {}});
+      continue;
+    }
     const auto metadata = GetLayerMetadata(state_ + "/images", *blob);
     if (metadata.ok()) {
       results.emplace_back(AttachedLayer{*blob, metadata->marks});
