@@ -62,6 +62,7 @@ std::vector<absl::StatusOr<AttachedLayer>> EngineImpl::AttachLayers(const Image&
 
 std::unique_ptr<Prefetcher::Ticket> EngineImpl::PrefetchStart(
     const Image& image, std::vector<std::shared_ptr<chunkstore::Blob>> blobs) {
+  for (const auto& blob : blobs) blob->ShareChunks();
   Prefetcher::Work work{.blobs = std::move(blobs),
                         .stats = std::make_shared<chunkstore::ReadStats>()};
   return prefetcher_.Start(
