@@ -35,24 +35,6 @@ absl::Status MakeDirectory(const std::string& path, mode_t mode) {
   return absl::OkStatus();
 }
 
-// What every overlay mount here has. Layers come from images: nothing in them may lead elsewhere
-// (redirects, metacopy), and directories of several images may be the same (index). Options that the
-// kernel does not know are off anyway.
-std::vector<std::string> OverlayOptions() {
-  std::vector<std::string> options;
-  const auto add = [&options](std::string_view parameter, std::string_view value) {
-    const std::string path = fmt::format("/sys/module/overlay/parameters/{}", parameter);
-    if (::access(path.c_str(), F_OK) == 0)
-      options.push_back(fmt::format("{}={}", parameter, value));
-  };
-  add("index", "off");
-  add("metacopy", "off");
-  add("redirect_dir", "nofollow");
-  const absl::StatusOr<bool> user_xattr = fs::OverlayNeedsUserXattr();
-  if (user_xattr.ok() && *user_xattr) options.emplace_back("userxattr");
-  return options;
-}
-
 // How the parents of a snapshot are mounted, uppermost first: directories of snapshots, and groups of
 // converted layers.
 struct Lower {
@@ -93,10 +75,11 @@ Plan PlanOf(const std::vector<Snapshot>& chain) {
 
 class SnapshotterImpl final : public Snapshotter {
  public:
-  SnapshotterImpl(const SnapshotterOptions& options, fs::Engine& engine,
-                  std::unique_ptr<SnapshotStore> store, std::unique_ptr<LayerFinder> finder)
+  SnapshotterImpl(const SnapshotterOptions& options, std::vector<std::string> overlay_options,
+                  fs::Engine& engine, std::unique_ptr<SnapshotStore> store,
+                  std::unique_ptr<LayerFinder> finder)
       : directory_(options.state + "/snapshots"),
-        overlay_options_(OverlayOptions()),
+        overlay_options_(std::move(overlay_options)),
         store_(std::move(store)),
         finder_(std::move(finder)),
         mounts_(engine, directory_, options.registry, options.idle) {}
@@ -349,8 +332,9 @@ absl::StatusOr<std::unique_ptr<Snapshotter>> Snapshotter::Open(
     return ErrnoStatus(errno, "create directory " + directory);
   }
   ASSIGN_OR_RETURN(auto store, SnapshotStore::Open(directory + "/db"));
-  auto snapshotter =
-      std::make_unique<SnapshotterImpl>(options, engine, std::move(store), std::move(finder));
+  ASSIGN_OR_RETURN(std::vector<std::string> overlay_options, fs::OverlayOptions());
+  auto snapshotter = std::make_unique<SnapshotterImpl>(options, std::move(overlay_options), engine,
+                                                       std::move(store), std::move(finder));
   RETURN_IF_ERROR(snapshotter->Restore());
   return snapshotter;
 }
