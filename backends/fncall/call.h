@@ -10,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include "backends/agent/program.h"
 #include "chunkstore/base/file.h"
 #include "chunkstore/base/status.h"
 
@@ -35,8 +36,7 @@ struct Packet {
 // How a call ended. What is not of its program's making is `failed_errno`: the jail was not there.
 struct Report {
   int32_t failed_errno = 0;
-  int32_t start_errno = 0;  // the program could not be executed
-  bool start_directory = false;
+  agent::StartFailure start;
   int32_t wait_status = 0;  // as wait4(2) has it
   uint64_t wall_us = 0;
   uint64_t cpu_us = 0;

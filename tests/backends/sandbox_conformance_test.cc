@@ -136,6 +136,12 @@ TEST_P(SandboxTest, TimeoutKillsAndIsTold) {
   EXPECT_GE(spun.cpu_time, milliseconds(500));
 }
 
+TEST_P(SandboxTest, ProgramsStartWithOrdinarySignals) {
+  // Neither blocked nor ignored, as if started by a shell.
+  EXPECT_EQ(Output(Make(), "grep -E 'Sig(Blk|Ign)' /proc/self/status"),
+            "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n");
+}
+
 TEST_P(SandboxTest, OutOfMemoryIsToldFromKill) {
   SandboxOptions options = Options();
   options.limits.memory_bytes = 64 << 20;
