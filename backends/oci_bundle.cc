@@ -151,7 +151,7 @@ json Mounts() {
   });
 }
 
-json Capabilities() {
+json DefaultCapabilities() {
   const json set = {"CAP_AUDIT_WRITE", "CAP_CHOWN",     "CAP_DAC_OVERRIDE", "CAP_FOWNER",
                     "CAP_FSETID",      "CAP_KILL",      "CAP_MKNOD",        "CAP_NET_BIND_SERVICE",
                     "CAP_NET_RAW",     "CAP_SETFCAP",   "CAP_SETGID",       "CAP_SETPCAP",
@@ -275,7 +275,7 @@ absl::StatusOr<std::string> BundleConfig(const BundleOptions& options) {
         {"args", arguments},
         {"env", environment},
         {"cwd", image.working_directory.empty() ? "/" : image.working_directory},
-        {"capabilities", Capabilities()},
+        {"capabilities", DefaultCapabilities()},
         {"noNewPrivileges", false}}},
       {"root", {{"path", options.rootfs}, {"readonly", false}}},
       {"mounts", Mounts()},
@@ -300,7 +300,7 @@ absl::StatusOr<std::string> SandboxBundleConfig(const SandboxBundleOptions& opti
   std::vector<std::string> arguments = {kAgentInside};
   arguments.insert(arguments.end(), options.arguments.begin(), options.arguments.end());
 
-  json capabilities = Capabilities();
+  json capabilities = DefaultCapabilities();
   for (json& set : capabilities) {
     set.push_back("CAP_LEASE");
     if (options.protect_agent) set.push_back("CAP_SYS_RESOURCE");
