@@ -33,13 +33,25 @@ absl::Status WhyWriteFailed(int socket, absl::Status failed) {
   return failed;
 }
 
+// A connection with its request on it.
+absl::StatusOr<UniqueFd> Ask(const std::string& directory, FrameType type,
+                             std::string_view content) {
+  ASSIGN_OR_RETURN(UniqueFd socket, Connect(directory));
+  const absl::Status asked = WriteFrame(socket.get(), type, content);
+  if (absl::IsUnavailable(asked)) return WhyWriteFailed(socket.get(), asked);
+  RETURN_IF_ERROR(asked, "agent");
+  return socket;
+}
+
+absl::Status NotExpected(const Frame& frame) {
+  return absl::DataLossError(
+      fmt::format("agent: frame {} was not expected", static_cast<int>(frame.type)));
+}
+
 absl::StatusOr<Frame> ReadAnswer(int socket, FrameType expected) {
   ASSIGN_OR_RETURN(Frame frame, ReadFrame(socket), "agent");
   if (frame.type == FrameType::kError) return agent::DecodeError(frame.content);
-  if (frame.type != expected) {
-    return absl::DataLossError(
-        fmt::format("agent: frame {} was not expected", static_cast<int>(frame.type)));
-  }
+  if (frame.type != expected) return NotExpected(frame);
   return frame;
 }
 
@@ -67,15 +79,18 @@ ExecEnding ToEnding(agent::Ending ending) {
 class Execution {
  public:
   Execution(int socket, const ExecRequest& request)
-      : socket_(socket), request_(request), stdin_text_(request.stdin_text) {}
+      : socket_(socket),
+        request_(request),
+        stream_(socket),
+        stdin_text_(request.stdin_text),
+        stdin_open_(request.stdin_fd >= 0 || !stdin_text_.empty()) {}
 
   absl::StatusOr<ExecResult> Run() {
-    if (request_.stdin_fd < 0) stdin_open_ = !stdin_text_.empty();
     while (true) {
-      const bool from_text = stdin_open_ && request_.stdin_fd < 0;
+      if (request_.stdin_fd < 0) SendText();
       std::array<pollfd, 3> waits{
-          pollfd{socket_, static_cast<short>(POLLIN | (from_text ? POLLOUT : 0))},
-          pollfd{stdin_open_ && !from_text ? request_.stdin_fd : -1, POLLIN},
+          pollfd{socket_, static_cast<short>(POLLIN | (stream_.unsent() > 0 ? POLLOUT : 0))},
+          pollfd{stdin_open_ && StdinRoom() > 0 ? request_.stdin_fd : -1, POLLIN},
           pollfd{request_.signal_fd, POLLIN},
       };
       if (::poll(waits.data(), waits.size(), -1) < 0) {
@@ -84,17 +99,24 @@ class Execution {
       }
       // What we send may fail because the agent has ended; what it said before is still there.
       if (waits[2].revents != 0) SendSignal();
-      if (from_text && (waits[0].revents & POLLOUT) != 0) SendText();
       if (waits[1].revents != 0) SendFromDescriptor();
+      if ((waits[0].revents & POLLOUT) != 0 && !stream_.Send().ok()) stdin_open_ = false;
       if ((waits[0].revents & (POLLIN | POLLHUP | POLLERR)) == 0) continue;
-      ASSIGN_OR_RETURN(const bool ended, TakeFrame());
+      ASSIGN_OR_RETURN(const bool ended, TakeFrames());
       if (ended) return std::move(result_);
     }
   }
 
  private:
   void Send(FrameType type, std::string_view content) {
-    if (!WriteFrame(socket_, type, content).ok()) stdin_open_ = false;
+    stream_.Append(type, content);
+    if (!stream_.Send().ok()) stdin_open_ = false;
+  }
+  // How much input the agent takes now.
+  size_t StdinRoom() const { return agent::kStdinWindow - stdin_waiting_; }
+  void SendStdin(std::string_view piece) {
+    stdin_waiting_ += piece.size();
+    Send(FrameType::kStdin, piece);
   }
   void SendSignal() {
     const int signal = request_.next_signal ? request_.next_signal() : 0;
@@ -103,17 +125,20 @@ class Execution {
     }
   }
   void SendText() {
-    const std::string_view piece = stdin_text_.substr(0, agent::kPiece);
-    Send(FrameType::kStdin, piece);
-    stdin_text_.remove_prefix(piece.size());
-    if (stdin_text_.empty()) EndStdin();
+    while (stdin_open_ && StdinRoom() > 0) {
+      const std::string_view piece = stdin_text_.substr(0, std::min(agent::kPiece, StdinRoom()));
+      SendStdin(piece);
+      stdin_text_.remove_prefix(piece.size());
+      if (stdin_text_.empty()) EndStdin();
+    }
   }
   void SendFromDescriptor() {
     std::array<char, agent::kPiece> piece;
-    const ssize_t got = ::read(request_.stdin_fd, piece.data(), piece.size());
+    const ssize_t got =
+        ::read(request_.stdin_fd, piece.data(), std::min(piece.size(), StdinRoom()));
     if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
     if (got <= 0) return EndStdin();
-    Send(FrameType::kStdin, {piece.data(), static_cast<size_t>(got)});
+    SendStdin({piece.data(), static_cast<size_t>(got)});
   }
   void EndStdin() {
     if (stdin_open_) Send(FrameType::kStdinEnd, "");
@@ -131,38 +156,59 @@ class Execution {
   }
 
   // True if that was the end.
-  absl::StatusOr<bool> TakeFrame() {
-    absl::StatusOr<Frame> frame = ReadFrame(socket_);
-    if (absl::IsUnavailable(frame.status())) {
+  absl::StatusOr<bool> TakeFrames() {
+    const absl::Status received = stream_.Receive();
+    if (absl::IsUnavailable(received)) {
       result_.ending = ExecEnding::kSandboxDied;
       result_.signal = SIGKILL;
       result_.output_bytes = seen_bytes_;
       result_.detail = "the sandbox ended while the program ran";
       return true;
     }
-    RETURN_IF_ERROR(frame.status(), "agent");
-    switch (frame->type) {
-      case FrameType::kStarted:
-        return false;
-      case FrameType::kStdout:
-        Keep(Stream::kStdout, frame->content);
-        return false;
-      case FrameType::kStderr:
-        Keep(Stream::kStderr, frame->content);
-        return false;
-      case FrameType::kEnded:
+    RETURN_IF_ERROR(received, "agent");
+    while (true) {
+      ASSIGN_OR_RETURN(const std::optional<Frame> frame, stream_.Next(), "agent");
+      if (!frame.has_value()) return false;
+      if (frame->type == FrameType::kEnded) {
         RETURN_IF_ERROR(TakeEnd(frame->content));
         return true;
+      }
+      RETURN_IF_ERROR(TakeFrame(*frame));
+    }
+  }
+
+  absl::Status TakeFrame(const Frame& frame) {
+    switch (frame.type) {
+      case FrameType::kStarted:
+        return absl::OkStatus();
+      case FrameType::kStdout:
+        Keep(Stream::kStdout, frame.content);
+        return absl::OkStatus();
+      case FrameType::kStderr:
+        Keep(Stream::kStderr, frame.content);
+        return absl::OkStatus();
+      case FrameType::kStdinTaken: {
+        agent::FieldReader reader(frame.content);
+        const uint64_t taken = reader.Number();
+        RETURN_IF_ERROR(reader.Finish("agent: input that was taken"));
+        if (taken > stdin_waiting_) {
+          return absl::DataLossError("agent: more input was taken than there was");
+        }
+        stdin_waiting_ -= taken;
+        return absl::OkStatus();
+      }
       case FrameType::kError:
-        return agent::DecodeError(frame->content);
+        return agent::DecodeError(frame.content);
       default:
-        return absl::DataLossError(
-            fmt::format("agent: frame {} was not expected", static_cast<int>(frame->type)));
+        return NotExpected(frame);
     }
   }
 
   absl::Status TakeEnd(std::string_view content) {
     ASSIGN_OR_RETURN(agent::EndedMessage ended, agent::DecodeEnded(content), "agent");
+    if (ended.files_out.size() > request_.files_out.size()) {
+      return absl::DataLossError("agent: more files came back than were asked for");
+    }
     result_.ending = ToEnding(ended.ending);
     if (result_.ending == ExecEnding::kExited) {
       result_.exit_code = ended.code;
@@ -182,8 +228,10 @@ class Execution {
 
   const int socket_;
   const ExecRequest& request_;
+  agent::FrameStream stream_;
   std::string_view stdin_text_;
-  bool stdin_open_ = true;
+  bool stdin_open_;
+  size_t stdin_waiting_ = 0;  // was sent, and is not taken yet
   uint64_t seen_bytes_ = 0;
   ExecResult result_;
 };
@@ -194,33 +242,32 @@ CopyCount ToCount(const agent::TreeCount& count) {
 
 }  // namespace
 
-bool AgentListens(const std::string& directory) { return Connect(directory).ok(); }
+bool AgentListens(const std::string& directory) {
+  const absl::Status connected = Connect(directory).status();
+  return !absl::IsUnavailable(connected) && !absl::IsNotFound(connected);
+}
 
 absl::StatusOr<ExecResult> AgentExec(const std::string& directory,
                                      const agent::ExecMessage& message,
                                      const ExecRequest& request) {
-  ASSIGN_OR_RETURN(const UniqueFd socket, Connect(directory));
-  RETURN_IF_ERROR(WriteFrame(socket.get(), FrameType::kExec, agent::Encode(message)), "agent");
+  ASSIGN_OR_RETURN(const UniqueFd socket, Ask(directory, FrameType::kExec, agent::Encode(message)));
   return Execution(socket.get(), request).Run();
 }
 
 absl::StatusOr<agent::InfoMessage> AgentInfo(const std::string& directory) {
-  ASSIGN_OR_RETURN(const UniqueFd socket, Connect(directory));
-  RETURN_IF_ERROR(WriteFrame(socket.get(), FrameType::kInfo, ""), "agent");
+  ASSIGN_OR_RETURN(const UniqueFd socket, Ask(directory, FrameType::kInfo, ""));
   ASSIGN_OR_RETURN(const Frame frame, ReadAnswer(socket.get(), FrameType::kInfoReply));
   return agent::DecodeInfo(frame.content);
 }
 
 absl::Status AgentCloseSession(const std::string& directory, const std::string& name) {
-  ASSIGN_OR_RETURN(const UniqueFd socket, Connect(directory));
-  RETURN_IF_ERROR(WriteFrame(socket.get(), FrameType::kCloseSession, name), "agent");
+  ASSIGN_OR_RETURN(const UniqueFd socket, Ask(directory, FrameType::kCloseSession, name));
   return ReadAnswer(socket.get(), FrameType::kDone).status();
 }
 
 absl::StatusOr<CopyCount> AgentPut(const std::string& directory, const agent::TreeMessage& tree,
                                    const std::string& from) {
-  ASSIGN_OR_RETURN(const UniqueFd socket, Connect(directory));
-  RETURN_IF_ERROR(WriteFrame(socket.get(), FrameType::kPutTree, agent::Encode(tree)), "agent");
+  ASSIGN_OR_RETURN(const UniqueFd socket, Ask(directory, FrameType::kPutTree, agent::Encode(tree)));
   absl::StatusOr<agent::TreeCount> sent = agent::SendTree(socket.get(), from);
   if (absl::IsUnavailable(sent.status())) return WhyWriteFailed(socket.get(), sent.status());
   RETURN_IF_ERROR(sent.status());
@@ -230,8 +277,7 @@ absl::StatusOr<CopyCount> AgentPut(const std::string& directory, const agent::Tr
 
 absl::Status AgentPutFile(const std::string& directory, const agent::TreeMessage& tree,
                           std::string_view content, uint32_t mode) {
-  ASSIGN_OR_RETURN(const UniqueFd socket, Connect(directory));
-  RETURN_IF_ERROR(WriteFrame(socket.get(), FrameType::kPutTree, agent::Encode(tree)), "agent");
+  ASSIGN_OR_RETURN(const UniqueFd socket, Ask(directory, FrameType::kPutTree, agent::Encode(tree)));
   const absl::Status sent = agent::SendFile(socket.get(), content, mode);
   if (absl::IsUnavailable(sent)) return WhyWriteFailed(socket.get(), sent);
   RETURN_IF_ERROR(sent);
@@ -240,10 +286,8 @@ absl::Status AgentPutFile(const std::string& directory, const agent::TreeMessage
 
 absl::StatusOr<CopyCount> AgentGet(const std::string& directory, const std::string& path,
                                    const std::string& to, uint64_t max_bytes) {
-  ASSIGN_OR_RETURN(const UniqueFd socket, Connect(directory));
-  RETURN_IF_ERROR(WriteFrame(socket.get(), FrameType::kGetTree,
-                             agent::Encode(agent::TreeMessage{.path = path})),
-                  "agent");
+  ASSIGN_OR_RETURN(const UniqueFd socket, Ask(directory, FrameType::kGetTree,
+                                              agent::Encode(agent::TreeMessage{.path = path})));
   ASSIGN_OR_RETURN(const agent::TreeCount count,
                    agent::ReceiveTree(socket.get(), to, {.max_bytes = max_bytes}));
   return ToCount(count);
@@ -251,10 +295,8 @@ absl::StatusOr<CopyCount> AgentGet(const std::string& directory, const std::stri
 
 absl::StatusOr<std::string> AgentGetFile(const std::string& directory, const std::string& path,
                                          uint64_t max_bytes) {
-  ASSIGN_OR_RETURN(const UniqueFd socket, Connect(directory));
-  RETURN_IF_ERROR(WriteFrame(socket.get(), FrameType::kGetTree,
-                             agent::Encode(agent::TreeMessage{.path = path})),
-                  "agent");
+  ASSIGN_OR_RETURN(const UniqueFd socket, Ask(directory, FrameType::kGetTree,
+                                              agent::Encode(agent::TreeMessage{.path = path})));
   return agent::ReceiveFile(socket.get(), max_bytes);
 }
 

@@ -14,7 +14,8 @@ namespace lamina::backends {
 
 inline constexpr const char* kAgentSocket = "agent.sock";
 
-// Whether an agent listens in the sandbox's directory. A frozen one does.
+// Whether an agent listens in the sandbox's directory, as far as is known: false says that none does.
+// Not for frozen ones, which do not take connections: one too many would wait.
 bool AgentListens(const std::string& directory);
 
 // Runs `message` with the streams of `request`. kUnavailable if there is no agent; an agent that goes

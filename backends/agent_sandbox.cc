@@ -57,9 +57,9 @@ class AgentSandbox : public Sandbox {
 };
 
 SandboxState AgentSandbox::State() {
-  if (!AgentListens(directory_)) return SandboxState::kDead;
   const absl::StatusOr<Cgroup> group = Cgroup::Of(record_.cgroup);
-  return group.ok() && group->Frozen() ? SandboxState::kPaused : SandboxState::kRunning;
+  if (group.ok() && group->Frozen() && !group->Processes().empty()) return SandboxState::kPaused;
+  return AgentListens(directory_) ? SandboxState::kRunning : SandboxState::kDead;
 }
 
 absl::Status AgentSandbox::CheckRunning() {
@@ -91,9 +91,8 @@ absl::StatusOr<agent::ExecMessage> AgentSandbox::ToMessage(const ExecRequest& re
     RETURN_IF_ERROR(CheckCapability(capabilities().root, "choice of users"));
     ASSIGN_OR_RETURN(user, ResolveUser(directory_ + "/rootfs", request.user));
   }
-  std::vector<std::string> added = record_.environment;
-  added.insert(added.end(), request.environment.begin(), request.environment.end());
-  ASSIGN_OR_RETURN(message.environment, ProgramEnvironment({}, added, user));
+  ASSIGN_OR_RETURN(message.environment,
+                   ProgramEnvironment(record_.environment, request.environment, user));
   message.working_directory =
       request.working_directory.empty() ? record_.working_directory : request.working_directory;
   message.uid = user.uid;
@@ -106,6 +105,10 @@ absl::StatusOr<agent::ExecMessage> AgentSandbox::ToMessage(const ExecRequest& re
   }
   if (!request.files_in.empty() || !request.files_out.empty()) {
     RETURN_IF_ERROR(CheckCapability(capabilities().call_files, "files that go with a call"));
+    if (std::max(request.files_in.size(), request.files_out.size()) > agent::kMaxCallFiles) {
+      return absl::InvalidArgumentError(
+          fmt::format("exec: a call has at most {} files each way", agent::kMaxCallFiles));
+    }
   }
   message.has_stdin = request.stdin_fd >= 0 || !request.stdin_text.empty();
   message.timeout_ms = static_cast<uint64_t>(std::max<int64_t>(request.timeout.count(), 0));

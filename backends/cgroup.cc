@@ -281,9 +281,8 @@ absl::Status Cgroup::KillAll() const {
     // frozen ones die only once they are thawed.
     if (version_ == 1 && directories_.contains("freezer")) {
       Write("freezer", "freezer.state", "FROZEN").IgnoreError();
-      left = Processes();
     }
-    for (const pid_t pid : left) ::kill(pid, SIGKILL);
+    for (const pid_t pid : Processes()) ::kill(pid, SIGKILL);
     if (version_ == 1 && directories_.contains("freezer")) {
       Write("freezer", "freezer.state", "THAWED").IgnoreError();
     }

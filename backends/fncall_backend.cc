@@ -54,8 +54,6 @@ class FnCallBackend : public Backend {
 }
 
 absl::Status FnCallBackend::Start(const StartRequest& request, Record& record) const {
-  // What is private to a call is its /tmp: where it starts unless it says otherwise.
-  record.working_directory = "/tmp";
   const std::vector<std::string> arguments = {
       request.helpers + "/lamina-fncall",
       "--rootfs=" + request.rootfs,

@@ -34,6 +34,10 @@ absl::Status MakeParent(const std::string& path) {
   return absl::OkStatus();
 }
 
+absl::Status NoSandbox(std::string_view id) {
+  return absl::NotFoundError(fmt::format("there is no sandbox {}", id));
+}
+
 bool IsId(std::string_view id) {
   return id.size() == 13 && id[0] == 's' &&
          id.find_first_not_of("0123456789abcdef", 1) == std::string_view::npos;
@@ -66,6 +70,28 @@ absl::Status CheckOptions(const Backend& backend, const SandboxOptions& options)
   return absl::OkStatus();
 }
 
+// A sandbox's directory that was made, and its lock.
+struct NewDirectory {
+  std::string id;
+  UniqueFd lock;
+};
+
+absl::StatusOr<NewDirectory> MakeSandboxDirectory(const std::string& parent) {
+  RETURN_IF_ERROR(MakeParent(parent));
+  while (true) {
+    NewDirectory made;
+    ASSIGN_OR_RETURN(made.id, NewId());
+    const std::string path = parent + "/" + made.id;
+    if (::mkdir(path.c_str(), 0700) != 0) return ErrnoStatus(errno, "make " + path);
+    absl::StatusOr<UniqueFd> lock = LockDirectory(path);
+    // Whoever removes leftovers may have taken it for one before it was locked.
+    if (absl::IsUnavailable(lock.status()) || absl::IsNotFound(lock.status())) continue;
+    RETURN_IF_ERROR(lock.status());
+    made.lock = *std::move(lock);
+    return made;
+  }
+}
+
 // Removes what a failed creation made.
 class Cleanup {
  public:
@@ -89,7 +115,6 @@ class Cleanup {
 absl::Status Launcher::Fill(Record& record, const Backend& backend,
                             const SandboxOptions& options) const {
   record.backend = backend.name();
-  record.cgroup = "lamina/" + record.id;
   record.runtime = options.runtime;
   record.created_ms = NowMilliseconds();
   record.ttl_ms = static_cast<uint64_t>(std::max<int64_t>(options.ttl.count(), 0));
@@ -118,23 +143,25 @@ absl::StatusOr<std::unique_ptr<Sandbox>> Launcher::Create(const Backend& backend
   RETURN_IF_ERROR(CheckOptions(backend, options));
   RETURN_IF_ERROR(backend.Available(), "backend {}", backend.name());
   Record record;
-  ASSIGN_OR_RETURN(record.id, NewId());
   RETURN_IF_ERROR(Fill(record, backend, options));
   ASSIGN_OR_RETURN(const fs::Image image, fs::OpenImage(record.image, oci::Platform::Host(),
                                                         {.settings = options.registry}));
   record.manifest_digest = image.manifest_digest.ToString();
 
-  const std::string parent = SandboxesDirectory(options_);
-  RETURN_IF_ERROR(MakeParent(parent));
-  const std::string directory = parent + "/" + record.id;
-  if (::mkdir(directory.c_str(), 0700) != 0) return ErrnoStatus(errno, "make " + directory);
-  ASSIGN_OR_RETURN(const UniqueFd lock, LockDirectory(directory));
+  ASSIGN_OR_RETURN(const NewDirectory made, MakeSandboxDirectory(SandboxesDirectory(options_)));
+  record.id = made.id;
+  record.cgroup = "lamina/" + record.id;
+  const std::string directory = DirectoryOf(record.id);
   Cleanup cleanup(options_, directory);
   RETURN_IF_ERROR(WriteRecord(directory, record));
   const std::string upper_from =
       options.snapshot.empty() ? ""
                                : SnapshotsDirectory(options_) + "/" + options.snapshot + "/upper";
-  RETURN_IF_ERROR(MountRootfs(options_, directory, record, options.registry, upper_from));
+  // Calls write to a /tmp of their own, and nothing else: that is what the limit is for, and where they
+  // start unless somebody says otherwise.
+  const bool stateless = backend.capabilities().call_files;
+  RETURN_IF_ERROR(MountRootfs(options_, directory, record, options.registry, upper_from,
+                              stateless ? 0 : record.limits.disk_bytes));
 
   const std::string rootfs = directory + "/rootfs";
   if (options.snapshot.empty() || !options.user.empty()) {
@@ -143,9 +170,11 @@ absl::StatusOr<std::unique_ptr<Sandbox>> Launcher::Create(const Backend& backend
   }
   std::vector<std::string> added = record.environment;
   added.insert(added.end(), options.environment.begin(), options.environment.end());
-  ASSIGN_OR_RETURN(record.environment, ProgramEnvironment(image.config, added, record.user));
+  ASSIGN_OR_RETURN(record.environment, WithVariables(image.config.environment, added));
   if (!options.working_directory.empty()) {
     record.working_directory = options.working_directory;
+  } else if (stateless) {
+    record.working_directory = "/tmp";
   } else if (options.snapshot.empty() && !image.config.working_directory.empty()) {
     record.working_directory = image.config.working_directory;
   }
@@ -168,14 +197,11 @@ absl::StatusOr<std::unique_ptr<Sandbox>> Launcher::Create(const Backend& backend
 }
 
 absl::StatusOr<std::unique_ptr<Sandbox>> Launcher::Find(const std::string& id) {
-  const auto not_found = [&id] {
-    return absl::NotFoundError(fmt::format("there is no sandbox {}", id));
-  };
-  if (!IsId(id)) return not_found();
-  absl::StatusOr<Record> record = ReadRecord(SandboxesDirectory(options_) + "/" + id);
-  if (absl::IsNotFound(record.status())) return not_found();
+  if (!IsId(id)) return NoSandbox(id);
+  absl::StatusOr<Record> record = ReadRecord(DirectoryOf(id));
+  if (absl::IsNotFound(record.status())) return NoSandbox(id);
   RETURN_IF_ERROR(record.status());
-  if (!record->complete) return not_found();
+  if (!record->complete) return NoSandbox(id);
   ASSIGN_OR_RETURN(const Backend* backend, FindBackend(record->backend));
   return MakeAgentSandbox(options_, backend, *std::move(record));
 }
@@ -184,30 +210,48 @@ absl::StatusOr<std::vector<ListedSandbox>> Launcher::List() {
   std::vector<ListedSandbox> listed;
   for (const std::string& id : Ids(SandboxesDirectory(options_))) {
     const absl::StatusOr<std::unique_ptr<Sandbox>> sandbox = Find(id);
-    if (!sandbox.ok()) continue;  // half made, or gone
-    absl::StatusOr<Record> record = ReadRecord(SandboxesDirectory(options_) + "/" + id);
-    if (!record.ok()) continue;
-    listed.push_back({*std::move(record), (*sandbox)->State()});
+    absl::StatusOr<Record> record = sandbox.ok() ? ReadRecord(DirectoryOf(id)) : sandbox.status();
+    if (absl::IsNotFound(record.status())) continue;  // half made, or gone
+    if (record.ok()) {
+      listed.push_back({.record = *std::move(record), .state = (*sandbox)->State()});
+    } else {
+      listed.push_back({.record = {.id = id}, .problem = record.status()});
+    }
   }
   return listed;
+}
+
+absl::Status Launcher::Remove(const std::string& id) {
+  if (!IsId(id)) return NoSandbox(id);
+  const absl::StatusOr<UniqueFd> lock = LockDirectory(DirectoryOf(id));
+  if (absl::IsNotFound(lock.status())) return NoSandbox(id);
+  RETURN_IF_ERROR(lock.status());
+  return Annotate(RemoveSandbox(options_, DirectoryOf(id)), "remove sandbox " + id);
+}
+
+bool Launcher::IsLeftover(const std::string& id) {
+  const absl::StatusOr<Record> record = ReadRecord(DirectoryOf(id));
+  if (absl::IsNotFound(record.status())) return true;
+  // An error says nothing about what runs there.
+  if (!record.ok()) return false;
+  if (!record->complete) return true;
+  const int64_t age = NowMilliseconds() - record->created_ms;
+  if (record->ttl_ms > 0 && age > static_cast<int64_t>(record->ttl_ms)) return true;
+  if (record->ttl_ms == 0 && record->idle_ttl_ms == 0) return false;
+  // Its agent ended it; a sandbox that was killed looks the same.
+  const absl::StatusOr<std::unique_ptr<Sandbox>> sandbox = Find(id);
+  return sandbox.ok() && (*sandbox)->State() == SandboxState::kDead;
 }
 
 absl::Status Launcher::RemoveLeftovers() {
   absl::Status result;
   for (const std::string& id : Ids(SandboxesDirectory(options_))) {
-    const std::string directory = SandboxesDirectory(options_) + "/" + id;
-    const absl::StatusOr<UniqueFd> lock = LockDirectory(directory);
-    if (!lock.ok()) continue;
-    const absl::StatusOr<Record> record = ReadRecord(directory);
-    bool remove = !record.ok() || !record->complete;
-    if (!remove) {
-      const int64_t age = NowMilliseconds() - record->created_ms;
-      const bool limited = record->ttl_ms > 0 || record->idle_ttl_ms > 0;
-      remove = (record->ttl_ms > 0 && age > static_cast<int64_t>(record->ttl_ms)) ||
-               // Its agent ended it; a sandbox that was killed looks the same.
-               (limited && !AgentListens(directory));
-    }
-    if (remove) result.Update(RemoveSandbox(options_, directory));
+    if (!IsLeftover(id)) continue;
+    // Somebody makes or removes it; once it is locked nobody does.
+    const absl::StatusOr<UniqueFd> lock = LockDirectory(DirectoryOf(id));
+    if (!lock.ok() || !IsLeftover(id)) continue;
+    result.Update(
+        Annotate(RemoveSandbox(options_, DirectoryOf(id)), "remove what is left of sandbox " + id));
   }
   return result;
 }

@@ -20,6 +20,8 @@ namespace lamina::backends {
 struct ListedSandbox {
   Record record;
   SandboxState state = SandboxState::kDead;
+  // Why no more is known of it than its id; OK if more is known. Another version may have made it.
+  absl::Status problem;
 };
 
 // Thread-safe.
@@ -36,8 +38,13 @@ class Launcher {
   absl::StatusOr<std::unique_ptr<Sandbox>> Find(const std::string& id);
   absl::StatusOr<std::vector<ListedSandbox>> List();
 
+  // Kills and removes a sandbox of which no more than the id need be known. kNotFound if there is none;
+  // kUnavailable while it is made or removed.
+  absl::Status Remove(const std::string& id);
+
   // Removes what nobody waits for: sandboxes whose time to live is over, and what killed launchers
-  // left half made. A sandbox that died by itself stays, dead, until it is stopped.
+  // left half made. A sandbox that died by itself, or whose record cannot be read, stays until it is
+  // removed. Names in its error what could not be removed; the others are.
   absl::Status RemoveLeftovers();
 
   // Names of snapshots, sorted.
@@ -45,6 +52,10 @@ class Launcher {
   absl::Status RemoveSnapshot(const std::string& name);
 
  private:
+  std::string DirectoryOf(const std::string& id) const {
+    return SandboxesDirectory(options_) + "/" + id;
+  }
+  bool IsLeftover(const std::string& id);
   absl::Status Fill(Record& record, const Backend& backend, const SandboxOptions& options) const;
 
   const LauncherOptions options_;

@@ -116,6 +116,13 @@ absl::StatusOr<uint32_t> ResolveGroup(const Table& groups, std::string_view grou
       fmt::format("group '{}' of the image is not in its /etc/group", group));
 }
 
+// The variable of that name, which ends with "=".
+std::vector<std::string>::iterator FindVariable(std::vector<std::string>& environment,
+                                                std::string_view name) {
+  return std::ranges::find_if(environment,
+                              [name](const auto& entry) { return entry.starts_with(name); });
+}
+
 // A configuration for crun is JSON, which has no way to write other bytes.
 absl::Status CheckUtf8(const std::string& text, std::string_view what) {
   try {
@@ -144,7 +151,7 @@ json Mounts() {
   });
 }
 
-json Capabilities() {
+json DefaultCapabilities() {
   const json set = {"CAP_AUDIT_WRITE", "CAP_CHOWN",     "CAP_DAC_OVERRIDE", "CAP_FOWNER",
                     "CAP_FSETID",      "CAP_KILL",      "CAP_MKNOD",        "CAP_NET_BIND_SERVICE",
                     "CAP_NET_RAW",     "CAP_SETFCAP",   "CAP_SETGID",       "CAP_SETPCAP",
@@ -207,31 +214,37 @@ absl::StatusOr<User> ResolveUser(const std::string& rootfs, std::string_view use
   return result;
 }
 
-absl::StatusOr<std::vector<std::string>> ProgramEnvironment(const oci::ImageConfig& config,
-                                                            const std::vector<std::string>& added,
-                                                            const User& user) {
-  std::vector<std::string> environment = config.environment;
-  const auto find = [&environment](std::string_view variable) {
-    return std::find_if(environment.begin(), environment.end(),
-                        [variable](const auto& entry) { return entry.starts_with(variable); });
-  };
+absl::StatusOr<std::vector<std::string>> WithVariables(std::vector<std::string> environment,
+                                                       const std::vector<std::string>& added) {
   for (const std::string& entry : added) {
     const size_t equals = entry.find('=');
     if (equals == 0 || equals == std::string::npos || entry.find('\0') != std::string::npos) {
       return absl::InvalidArgumentError(
           fmt::format("'{}' is no variable: NAME=value is", absl::CHexEscape(entry)));
     }
-    const auto there = find(std::string_view(entry).substr(0, equals + 1));
+    const auto there = FindVariable(environment, std::string_view(entry).substr(0, equals + 1));
     if (there != environment.end()) {
       *there = entry;
     } else {
       environment.push_back(entry);
     }
   }
-  if (find("PATH=") == environment.end()) environment.emplace_back(kDefaultPath);
-  // crun would look it up in the image's /etc/passwd, opening whatever that is.
-  if (find("HOME=") == environment.end()) environment.push_back("HOME=" + user.home);
   for (const std::string& entry : environment) RETURN_IF_ERROR(CheckUtf8(entry, "variable"));
+  return environment;
+}
+
+absl::StatusOr<std::vector<std::string>> ProgramEnvironment(std::vector<std::string> environment,
+                                                            const std::vector<std::string>& added,
+                                                            const User& user) {
+  ASSIGN_OR_RETURN(environment, WithVariables(std::move(environment), added));
+  if (FindVariable(environment, "PATH=") == environment.end()) {
+    environment.emplace_back(kDefaultPath);
+  }
+  // crun would look it up in the image's /etc/passwd, opening whatever that is.
+  if (FindVariable(environment, "HOME=") == environment.end()) {
+    RETURN_IF_ERROR(CheckUtf8(user.home, "home directory"));
+    environment.push_back("HOME=" + user.home);
+  }
   return environment;
 }
 
@@ -248,7 +261,8 @@ absl::StatusOr<std::string> BundleConfig(const BundleOptions& options) {
   for (const std::string& argument : arguments) RETURN_IF_ERROR(CheckUtf8(argument, "argument"));
   ASSIGN_OR_RETURN(const User user, ResolveUser(options.rootfs, image.user));
 
-  ASSIGN_OR_RETURN(std::vector<std::string> environment, ProgramEnvironment(image, {}, user));
+  ASSIGN_OR_RETURN(std::vector<std::string> environment,
+                   ProgramEnvironment(image.environment, {}, user));
   if (options.terminal) environment.emplace_back("TERM=xterm");
   RETURN_IF_ERROR(CheckUtf8(image.working_directory, "working directory"));
 
@@ -261,7 +275,7 @@ absl::StatusOr<std::string> BundleConfig(const BundleOptions& options) {
         {"args", arguments},
         {"env", environment},
         {"cwd", image.working_directory.empty() ? "/" : image.working_directory},
-        {"capabilities", Capabilities()},
+        {"capabilities", DefaultCapabilities()},
         {"noNewPrivileges", false}}},
       {"root", {{"path", options.rootfs}, {"readonly", false}}},
       {"mounts", Mounts()},
@@ -286,7 +300,7 @@ absl::StatusOr<std::string> SandboxBundleConfig(const SandboxBundleOptions& opti
   std::vector<std::string> arguments = {kAgentInside};
   arguments.insert(arguments.end(), options.arguments.begin(), options.arguments.end());
 
-  json capabilities = Capabilities();
+  json capabilities = DefaultCapabilities();
   for (json& set : capabilities) {
     set.push_back("CAP_LEASE");
     if (options.protect_agent) set.push_back("CAP_SYS_RESOURCE");

@@ -37,10 +37,12 @@ struct BundleOptions {
   std::string hostname = "lamina";
 };
 
-// The variables that a program of the image starts with: the image's, then `added`, which replace those
-// of the same name, and PATH and HOME if nothing gives them. kInvalidArgument for what is no
-// "NAME=value" or not UTF-8.
-absl::StatusOr<std::vector<std::string>> ProgramEnvironment(const oci::ImageConfig& config,
+// Variables: `environment`, then `added`, which replace those of the same name. kInvalidArgument for
+// what is no "NAME=value" or not UTF-8.
+absl::StatusOr<std::vector<std::string>> WithVariables(std::vector<std::string> environment,
+                                                       const std::vector<std::string>& added);
+// The same, with PATH and HOME if nothing gives them: what a program of the user starts with.
+absl::StatusOr<std::vector<std::string>> ProgramEnvironment(std::vector<std::string> environment,
                                                             const std::vector<std::string>& added,
                                                             const User& user);
 

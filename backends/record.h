@@ -39,7 +39,7 @@ struct Record {
   uint64_t idle_ttl_ms = 0;
   Limits limits;
   Network network = Network::kNone;
-  std::vector<std::string> environment;
+  std::vector<std::string> environment;  // of all programs; HOME only if it was given
   User user;
   std::string working_directory = "/";
   std::string cgroup;

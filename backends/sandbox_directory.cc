@@ -2,9 +2,7 @@
 #include "backends/sandbox_directory.h"
 
 #include <fcntl.h>
-#include <linux/loop.h>
 #include <signal.h>
-#include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -17,6 +15,7 @@
 #include "backends/cgroup.h"
 #include "chunkstore/base/file.h"
 #include "fs/engine/client.h"
+#include "fs/mount/loop.h"
 #include "fs/mount/mount.h"
 
 namespace lamina::backends {
@@ -69,26 +68,6 @@ absl::Status MakeDirectory(const std::string& path, mode_t mode) {
   return absl::OkStatus();
 }
 
-// A loop device that goes when its last user does, writable.
-absl::StatusOr<std::pair<std::string, UniqueFd>> AttachLoop(const std::string& file) {
-  ASSIGN_OR_RETURN(const UniqueFd backing, OpenFile(file, O_RDWR));
-  ASSIGN_OR_RETURN(const UniqueFd control, OpenFile("/dev/loop-control", O_RDWR));
-  constexpr int kAttempts = 64;
-  for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    const int number = ::ioctl(control.get(), LOOP_CTL_GET_FREE);
-    if (number < 0) return ErrnoStatus(errno, "find a free loop device");
-    const std::string path = fmt::format("/dev/loop{}", number);
-    ASSIGN_OR_RETURN(UniqueFd device, OpenFile(path, O_RDWR));
-    loop_config config{.fd = static_cast<uint32_t>(backing.get()),
-                       .info = {.lo_flags = LO_FLAGS_AUTOCLEAR}};
-    if (::ioctl(device.get(), LOOP_CONFIGURE, &config) == 0) {
-      return std::pair(path, std::move(device));
-    }
-    if (errno != EBUSY) return ErrnoStatus(errno, "configure " + path);
-  }
-  return absl::UnavailableError("others keep taking the free loop devices");
-}
-
 absl::Status MountDisk(const std::string& directory, uint64_t bytes) {
   constexpr uint64_t kLeast = 4 << 20;
   if (bytes < kLeast) {
@@ -102,13 +81,13 @@ absl::Status MountDisk(const std::string& directory, uint64_t bytes) {
     }
   }
   // No journal and no reserve: it lives no longer than its sandbox.
-  RETURN_IF_ERROR(RunProgram({"mkfs.ext4", "-q", "-F", "-O", "^has_journal", "-m", "0", "-E",
-                              "lazy_itable_init=1,nodiscard,root_owner=0:0", image}));
-  ASSIGN_OR_RETURN(const auto loop, AttachLoop(image));
+  RETURN_IF_ERROR(RunProgram({"mkfs.ext4", "-q", "-F", "-b", "4096", "-O", "^has_journal", "-m",
+                              "0", "-E", "lazy_itable_init=1,nodiscard,root_owner=0:0", image}));
+  ASSIGN_OR_RETURN(const fs::LoopDevice loop, fs::LoopDevice::Attach(image, /*writable=*/true));
   const std::string disk = directory + "/disk";
-  if (::mount(loop.first.c_str(), disk.c_str(), "ext4", MS_NOATIME | MS_NOSUID | MS_NODEV,
+  if (::mount(loop.path().c_str(), disk.c_str(), "ext4", MS_NOATIME | MS_NOSUID | MS_NODEV,
               nullptr) != 0) {
-    return ErrnoStatus(errno, fmt::format("mount {} on {}", loop.first, disk));
+    return ErrnoStatus(errno, fmt::format("mount {} on {}", loop.path(), disk));
   }
   return absl::OkStatus();
 }
@@ -124,12 +103,11 @@ std::string SnapshotsDirectory(const LauncherOptions& options) {
 
 absl::Status MountRootfs(const LauncherOptions& options, const std::string& directory,
                          const Record& record, const registry::Settings& registry,
-                         const std::string& upper_from) {
+                         const std::string& upper_from, uint64_t disk_bytes) {
   const std::string disk = directory + "/disk";
   RETURN_IF_ERROR(MakeDirectory(disk, 0700));
-  if (record.limits.disk_bytes > 0) {
-    RETURN_IF_ERROR(MountDisk(directory, record.limits.disk_bytes), "disk of {} bytes",
-                    record.limits.disk_bytes);
+  if (disk_bytes > 0) {
+    RETURN_IF_ERROR(MountDisk(directory, disk_bytes), "disk of {} bytes", disk_bytes);
   }
   if (!upper_from.empty()) RETURN_IF_ERROR(CopyUpper(upper_from, disk + "/upper"));
   const std::string rootfs = directory + "/rootfs";

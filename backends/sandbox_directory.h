@@ -25,10 +25,10 @@ std::string SandboxesDirectory(const LauncherOptions& options);
 std::string SnapshotsDirectory(const LauncherOptions& options);
 
 // Makes disk/ and mounts the image on rootfs/, with what is in `upper_from` as its changes already
-// unless that is empty. A limit of the disk is a file system of that size in disk.img.
+// unless that is empty. With `disk_bytes`, disk/ is a file system of that size in disk.img.
 absl::Status MountRootfs(const LauncherOptions& options, const std::string& directory,
                          const Record& record, const registry::Settings& registry,
-                         const std::string& upper_from);
+                         const std::string& upper_from, uint64_t disk_bytes);
 
 // Kills what runs, unmounts, and removes the directory. Whoever calls it has the directory's lock.
 // What is not there does no harm. After an error what is left can be removed by another try.

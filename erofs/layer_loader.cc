@@ -26,17 +26,6 @@ bool IsLayerXattr(const Xattr& xattr) {
   return IsOverlayXattr(xattr) || xattr.name == kImpliedXattr;
 }
 
-// What a layer says of the layers below it in a way that the kernel's overlayfs understands. Nothing
-// else of overlayfs' is taken from an image, redirects least of all.
-bool IsMark(const Xattr& xattr) {
-  return std::any_of(
-      std::begin(kOverlayPrefixes), std::end(kOverlayPrefixes), [&](std::string_view prefix) {
-        if (!xattr.name.starts_with(prefix)) return false;
-        const std::string_view name = std::string_view(xattr.name).substr(prefix.size());
-        return name == "opaque" || name == "whiteout";
-      });
-}
-
 bool IsImplied(const Inode& inode) {
   return std::any_of(inode.xattrs.begin(), inode.xattrs.end(),
                      [](const Xattr& xattr) { return xattr.name == kImpliedXattr; });
@@ -96,10 +85,11 @@ class Loader {
   absl::Status LoadSubdirectory(const Directory& parent, const Reader::Entry& entry,
                                 const InodeInfo& info);
   absl::StatusOr<Inode> LoadInode(const InodeInfo& info);
-  // Gives a directory its attributes, without what only has a meaning between layers.
+  // Gives a directory its attributes, without what only has a meaning between layers, but for the mark
+  // of an opaque one in the tree of one layer.
   void SetInode(InodeIndex directory, Inode inode);
   absl::Status LoadExtents(const InodeInfo& info, Inode& inode);
-  // Removes what has a meaning only between layers, as far as the tree is not of a layer.
+  // Nothing of overlayfs' is taken from an image as it is, redirects least of all.
   void DropLayerXattrs(Inode& inode) const;
 
   // Account for metadata that belongs to one inode alone, and for what many can refer to. Without
@@ -128,7 +118,10 @@ absl::Status Loader::Load() {
       tree_.Remove(Tree::kRoot, entry.name);
     }
   }
-  if (marks_ != nullptr) marks_->implied_root = IsImplied(root);
+  if (marks_ != nullptr) {
+    marks_->implied_root = IsImplied(root);
+    marks_->opaque_root = IsOpaque(root);
+  }
   if (!slot_.has_value() || !IsImplied(root)) SetInode(Tree::kRoot, std::move(root));
   loaded_[info.nid] = Tree::kRoot;
   pending_.push_back({info, Tree::kRoot, info.nid, tree_.entry_count(Tree::kRoot) == 0});
@@ -185,9 +178,12 @@ absl::Status Loader::LoadEntry(const Directory& directory, const Reader::Entry& 
 absl::Status Loader::LoadFile(const Directory& directory, const Reader::Entry& entry,
                               const InodeInfo& info) {
   ASSIGN_OR_RETURN(Inode inode, LoadInode(info));
-  if (slot_.has_value() && marks_ == nullptr && IsAnyWhiteout(inode)) {
-    loaded_[entry.nid] = kWhiteout;
-    return absl::OkStatus();
+  if (slot_.has_value() && IsAnyWhiteout(inode)) {
+    if (marks_ == nullptr) {
+      loaded_[entry.nid] = kWhiteout;
+      return absl::OkStatus();
+    }
+    inode = Inode{.mode = S_IFCHR};
   }
   DropLayerXattrs(inode);
   RETURN_IF_ERROR(Charge(EntryMemory(inode, entry.name) + XattrMemory(inode)));
@@ -221,13 +217,13 @@ absl::Status Loader::LoadSubdirectory(const Directory& parent, const Reader::Ent
 
 void Loader::DropLayerXattrs(Inode& inode) const {
   if (!slot_.has_value()) return;
-  std::erase_if(inode.xattrs, [this](const Xattr& xattr) {
-    return IsLayerXattr(xattr) && (marks_ == nullptr || !IsMark(xattr));
-  });
+  std::erase_if(inode.xattrs, IsLayerXattr);
 }
 
 void Loader::SetInode(InodeIndex directory, Inode inode) {
+  const bool marked = marks_ != nullptr && IsOpaque(inode);
   DropLayerXattrs(inode);
+  if (marked) SetXattr(inode, kOpaqueXattr, "y");
   tree_.inode(directory) = std::move(inode);
 }
 

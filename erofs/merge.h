@@ -35,10 +35,14 @@ struct LayerMarks {
   bool implied_root = false;
   // Nor of some other directory's.
   bool implied_directories = false;
+  // It hides all of the layers below; overlayfs asks that of directories in a layer, not of the layer's
+  // root (Linux, fs/overlayfs/super.c, ovl_get_root).
+  bool opaque_root = false;
 };
 
 // A layer by itself, for the kernel's overlayfs to stack on others: whiteouts and opaque directories
-// stay, and what else an image has of overlayfs' xattrs is gone. Memory is limited as above.
+// stay, each in the form that every kernel knows (a character device 0:0, trusted.overlay.opaque), and
+// what else an image has of overlayfs' xattrs is gone. Memory is limited as above.
 struct LayerTree {
   Tree tree;
   LayerMarks marks;

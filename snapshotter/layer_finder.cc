@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include "chunkstore/registry/reference.h"
@@ -64,10 +66,12 @@ struct KnownManifest {
 class ContentLayerFinder final : public LayerFinder {
  public:
   ContentLayerFinder(const LayerFinderOptions& options, fs::Engine& engine)
-      : options_(options), engine_(engine), content_(ContentClient::Create(options.containerd)) {}
+      : options_(options),
+        engine_(engine),
+        content_(ContentClient::Create(options.containerd)),
+        reaper_([this](const std::stop_token& stop) { DropIdle(stop); }) {}
 
   absl::StatusOr<std::optional<LazyLayer>> Find(const LayerQuery& query) override;
-  void DropIdle() override;
 
  private:
   absl::StatusOr<std::vector<std::string>> ReferencesFor(const LayerQuery& query, bool converted);
@@ -76,6 +80,8 @@ class ContentLayerFinder final : public LayerFinder {
   absl::StatusOr<KnownManifest> ReadManifest(const std::string& name_space, const Digest& digest);
   std::vector<std::string> References(const ContentInfo& manifest) const;
   std::shared_ptr<Pull> PullOf(const std::string& reference);
+  // Lets go of images that nobody has asked for lately, until it is stopped.
+  void DropIdle(const std::stop_token& stop);
   void Open(const std::string& reference, Pull& pull);
   absl::StatusOr<std::optional<LazyLayer>> FindIn(const std::string& reference,
                                                   const LayerQuery& query);
@@ -86,12 +92,13 @@ class ContentLayerFinder final : public LayerFinder {
   std::mutex mutex_;
   std::map<std::string, std::shared_ptr<Pull>> pulls_;  // by reference
   std::map<Digest, KnownManifest> manifests_;
+  std::condition_variable_any asked_;
+  std::jthread reaper_;  // last: it uses the rest
 };
 
 absl::StatusOr<std::optional<LazyLayer>> ContentLayerFinder::Find(const LayerQuery& query) {
   const bool converted = query.labels.contains(std::string(oci::kSectionTableDigestKey));
   if (!converted && !options_.referrers) return std::nullopt;
-  DropIdle();
   const auto references = ReferencesFor(query, converted);
   absl::Status failure = references.status();
   if (references.ok()) {
@@ -193,20 +200,36 @@ std::shared_ptr<Pull> ContentLayerFinder::PullOf(const std::string& reference) {
   std::shared_ptr<Pull>& pull = pulls_[reference];
   if (pull == nullptr) pull = std::make_shared<Pull>();
   pull->used = Clock::now();
+  asked_.notify_all();
   return pull;
 }
 
-void ContentLayerFinder::DropIdle() {
-  const Clock::time_point now = Clock::now();
-  std::vector<std::shared_ptr<Pull>> idle;  // let go of without the lock
-  std::lock_guard lock(mutex_);
-  for (auto it = pulls_.begin(); it != pulls_.end();) {
-    if (now - it->second->used < kKeep) {
-      ++it;
+void ContentLayerFinder::DropIdle(const std::stop_token& stop) {
+  std::unique_lock lock(mutex_);
+  while (!stop.stop_requested()) {
+    Clock::time_point next = Clock::time_point::max();
+    std::vector<std::shared_ptr<Pull>> idle;
+    for (auto it = pulls_.begin(); it != pulls_.end();) {
+      const Clock::time_point due = it->second->used + kKeep;
+      if (due <= Clock::now()) {
+        idle.push_back(std::move(it->second));
+        it = pulls_.erase(it);
+      } else {
+        next = std::min(next, due);
+        ++it;
+      }
+    }
+    if (!idle.empty()) {  // let go of without the lock
+      lock.unlock();
+      idle.clear();
+      lock.lock();
       continue;
     }
-    idle.push_back(std::move(it->second));
-    it = pulls_.erase(it);
+    if (pulls_.empty()) {
+      asked_.wait(lock, stop, [this] { return !pulls_.empty(); });
+    } else {
+      asked_.wait_until(lock, stop, next, [] { return false; });
+    }
   }
 }
 

@@ -47,8 +47,6 @@ class LayerFinder {
   // converted one, which cannot be unpacked, and it is not found out where it is, or something is
   // wrong with it.
   virtual absl::StatusOr<std::optional<LazyLayer>> Find(const LayerQuery& query) = 0;
-  // Lets go of images that nobody has asked for lately: until then their layers stay attached.
-  virtual void DropIdle() {}
 };
 
 // OCI image specification, "Layer ChainID": of the first `count` layers.

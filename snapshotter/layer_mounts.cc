@@ -51,7 +51,8 @@ std::vector<LayerGroup> GroupLayers(std::vector<LazyLayer> layers, bool is_base)
   size_t merged = is_base ? 1 : 0;
   if (is_base) {
     for (size_t i = 1; i < layers.size(); ++i) {
-      if (layers[i].marks.implied_directories) merged = i + 1;
+      const erofs::LayerMarks& marks = layers[i].marks;
+      if (marks.implied_directories || marks.opaque_root) merged = i + 1;
     }
     if (layers.size() - merged >= kMaxStacked) merged = layers.size();
   }
@@ -155,6 +156,9 @@ absl::Status LayerMounts::MountEntry(Entry& entry) {
                             .target = entry.path,
                             .registry = settings_};
   for (const LazyLayer& layer : entry.group->layers) request.layers.push_back(layer.layer);
+  absl::Status status = engine_.MountLayers(request).status();
+  if (!absl::IsAlreadyExists(status)) return status;
+  // By others unmounted, and the engine was not told yet.
   engine_.ForgetGoneMounts();
   return engine_.MountLayers(request).status();
 }
@@ -181,14 +185,20 @@ void LayerMounts::UnmountIdle(const std::stop_token& stop) {
       idle->idle_since = now;
       continue;
     }
-    // With both locks held nobody can begin to use it, and an unmount takes microseconds.
+    // The engine may be busy with a mount. Whoever begins to use it meanwhile waits to mount it again.
+    lock.unlock();
     absl::Status status = engine_.Unmount(idle->path);
-    if (status.ok() || absl::IsNotFound(status)) {
+    const bool gone = status.ok() || absl::IsNotFound(status);
+    if (gone) {
       ::rmdir(idle->path.c_str());
-      entries_.erase(idle->path);
     } else {
       spdlog::warn("idle layers stay mounted: {}", std::string(status.message()));
-      idle->idle_since = now;
+    }
+    lock.lock();
+    if (gone && idle->users == 0) {
+      entries_.erase(idle->path);
+    } else {
+      idle->idle_since = Clock::now();
     }
   }
 }

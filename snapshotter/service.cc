@@ -5,7 +5,6 @@
 
 #include <utility>
 
-#include "fs/control/grpc_server.h"
 #include "snapshotter/filter.h"
 #include "snapshotter/snapshots.grpc.pb.h"
 
@@ -163,29 +162,12 @@ class Service final : public api::Snapshots::Service {
   const std::unique_ptr<Snapshotter> snapshotter_;
 };
 
-class GrpcSnapshotService final : public SnapshotService {
- public:
-  explicit GrpcSnapshotService(std::unique_ptr<Snapshotter> snapshotter)
-      : service_(std::move(snapshotter)) {}
-
-  absl::Status Run(UniqueFd listener) {
-    ASSIGN_OR_RETURN(server_,
-                     fs::GrpcServer::Start(service_, std::move(listener), "snapshotter socket"));
-    return absl::OkStatus();
-  }
-
- private:
-  Service service_;
-  std::unique_ptr<fs::GrpcServer> server_;
-};
-
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<SnapshotService>> SnapshotService::Start(
+absl::StatusOr<std::unique_ptr<fs::GrpcServer>> StartSnapshotService(
     std::unique_ptr<Snapshotter> snapshotter, UniqueFd listener) {
-  auto service = std::make_unique<GrpcSnapshotService>(std::move(snapshotter));
-  RETURN_IF_ERROR(service->Run(std::move(listener)));
-  return service;
+  return fs::GrpcServer::Start(std::make_unique<Service>(std::move(snapshotter)),
+                               std::move(listener), "snapshotter socket");
 }
 
 }  // namespace lamina::snapshotter

@@ -7,19 +7,13 @@
 #include <memory>
 
 #include "chunkstore/base/file.h"
+#include "fs/control/grpc_server.h"
 #include "snapshotter/snapshotter.h"
 
 namespace lamina::snapshotter {
 
-class SnapshotService {
- public:
-  // Accepts connections from `listener`, a listening unix socket: who may connect is decided by its
-  // owner. Serves them from threads of its own.
-  static absl::StatusOr<std::unique_ptr<SnapshotService>> Start(
-      std::unique_ptr<Snapshotter> snapshotter, UniqueFd listener);
-  // Lets calls that run finish.
-  virtual ~SnapshotService() = default;
-};
+absl::StatusOr<std::unique_ptr<fs::GrpcServer>> StartSnapshotService(
+    std::unique_ptr<Snapshotter> snapshotter, UniqueFd listener);
 
 }  // namespace lamina::snapshotter
 

@@ -71,6 +71,7 @@ std::string Serialize(const Snapshot& snapshot) {
     layer.set_image(snapshot.layer->image);
     layer.set_implied_root(snapshot.layer->marks.implied_root);
     layer.set_implied_directories(snapshot.layer->marks.implied_directories);
+    layer.set_opaque_root(snapshot.layer->marks.opaque_root);
   }
   return record.SerializeAsString();
 }
@@ -90,7 +91,8 @@ absl::StatusOr<Snapshot> Parse(std::string name, const std::string& text) {
                     .usage = {record.usage_bytes(), record.usage_inodes()}};
   if (record.has_layer()) {
     LazyLayer layer{.image = record.layer().image(),
-                    .marks = {record.layer().implied_root(), record.layer().implied_directories()}};
+                    .marks = {record.layer().implied_root(), record.layer().implied_directories(),
+                              record.layer().opaque_root()}};
     ASSIGN_OR_RETURN(layer.layer.digest, Digest::Parse(record.layer().digest()));
     ASSIGN_OR_RETURN(layer.layer.section_table_digest,
                      Digest::Parse(record.layer().section_table_digest()));

@@ -35,24 +35,6 @@ absl::Status MakeDirectory(const std::string& path, mode_t mode) {
   return absl::OkStatus();
 }
 
-// What every overlay mount here has. Layers come from images: nothing in them may lead elsewhere
-// (redirects, metacopy), and directories of several images may be the same (index). Options that the
-// kernel does not know are off anyway.
-std::vector<std::string> OverlayOptions() {
-  std::vector<std::string> options;
-  const auto add = [&options](std::string_view parameter, std::string_view value) {
-    const std::string path = fmt::format("/sys/module/overlay/parameters/{}", parameter);
-    if (::access(path.c_str(), F_OK) == 0)
-      options.push_back(fmt::format("{}={}", parameter, value));
-  };
-  add("index", "off");
-  add("metacopy", "off");
-  add("redirect_dir", "nofollow");
-  const absl::StatusOr<bool> user_xattr = fs::OverlayNeedsUserXattr();
-  if (user_xattr.ok() && *user_xattr) options.emplace_back("userxattr");
-  return options;
-}
-
 // How the parents of a snapshot are mounted, uppermost first: directories of snapshots, and groups of
 // converted layers.
 struct Lower {
@@ -73,6 +55,13 @@ Plan PlanOf(const std::vector<Snapshot>& chain) {
     }
     std::vector<LazyLayer> layers;
     while (i < chain.size() && chain[i].layer) layers.push_back(*chain[i++].layer);
+    // What is below one that hides all of it is not stacked.
+    const auto opaque = std::ranges::find_if(
+        layers, [](const LazyLayer& layer) { return layer.marks.opaque_root; });
+    if (i < chain.size() && opaque != layers.end()) {
+      layers.erase(opaque + 1, layers.end());
+      i = chain.size();
+    }
     std::ranges::reverse(layers);
     std::vector<LayerGroup> groups = GroupLayers(std::move(layers), /*is_base=*/i == chain.size());
     for (auto group = groups.rbegin(); group != groups.rend(); ++group) {
@@ -86,10 +75,11 @@ Plan PlanOf(const std::vector<Snapshot>& chain) {
 
 class SnapshotterImpl final : public Snapshotter {
  public:
-  SnapshotterImpl(const SnapshotterOptions& options, fs::Engine& engine,
-                  std::unique_ptr<SnapshotStore> store, std::unique_ptr<LayerFinder> finder)
+  SnapshotterImpl(const SnapshotterOptions& options, std::vector<std::string> overlay_options,
+                  fs::Engine& engine, std::unique_ptr<SnapshotStore> store,
+                  std::unique_ptr<LayerFinder> finder)
       : directory_(options.state + "/snapshots"),
-        overlay_options_(OverlayOptions()),
+        overlay_options_(std::move(overlay_options)),
         store_(std::move(store)),
         finder_(std::move(finder)),
         mounts_(engine, directory_, options.registry, options.idle) {}
@@ -111,10 +101,7 @@ class SnapshotterImpl final : public Snapshotter {
   }
   std::vector<Snapshot> List() override { return store_->List(); }
   absl::StatusOr<Usage> GetUsage(const std::string& key) override;
-  void Cleanup() override {
-    if (finder_ != nullptr) finder_->DropIdle();
-    remover_.Wait();
-  }
+  void Cleanup() override { remover_.Wait(); }
 
  private:
   // Directories of mounted lowers, uppermost first.
@@ -334,13 +321,20 @@ absl::StatusOr<Usage> SnapshotterImpl::GetUsage(const std::string& key) {
 
 absl::StatusOr<std::unique_ptr<Snapshotter>> Snapshotter::Open(
     const SnapshotterOptions& options, fs::Engine& engine, std::unique_ptr<LayerFinder> finder) {
+  // containerd mounts what it is told as it is: there is no way to quote that all of its versions know.
+  if (const size_t place = options.state.find_first_of(",:\\"); place != std::string::npos) {
+    return absl::InvalidArgumentError(
+        fmt::format("state directory {}: paths in options of overlayfs cannot have '{}'",
+                    options.state, options.state[place]));
+  }
   const std::string directory = options.state + "/snapshots";
   if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
     return ErrnoStatus(errno, "create directory " + directory);
   }
   ASSIGN_OR_RETURN(auto store, SnapshotStore::Open(directory + "/db"));
-  auto snapshotter =
-      std::make_unique<SnapshotterImpl>(options, engine, std::move(store), std::move(finder));
+  ASSIGN_OR_RETURN(std::vector<std::string> overlay_options, fs::OverlayOptions());
+  auto snapshotter = std::make_unique<SnapshotterImpl>(options, std::move(overlay_options), engine,
+                                                       std::move(store), std::move(finder));
   RETURN_IF_ERROR(snapshotter->Restore());
   return snapshotter;
 }

@@ -43,7 +43,8 @@ struct SnapshotterOptions {
 // Thread-safe. Names are of any characters; labels are the caller's.
 class Snapshotter {
  public:
-  // `engine` must outlive the object. Without a finder no layer is a converted one.
+  // `engine` must outlive the object. Without a finder no layer is a converted one. kInvalidArgument for
+  // a state directory with ',', ':' or '\\' in its path: overlayfs' options cannot have it.
   static absl::StatusOr<std::unique_ptr<Snapshotter>> Open(const SnapshotterOptions& options,
                                                            fs::Engine& engine,
                                                            std::unique_ptr<LayerFinder> finder);

@@ -30,12 +30,6 @@ using std::chrono::steady_clock;
 
 constexpr int kLastCapability = 63;
 
-// What the new process says through a pipe if it cannot become the program.
-struct StartFailure {
-  int error = 0;
-  bool of_directory = false;
-};
-
 // The session of a process, from /proc/PID/stat; -1 if it is gone. The name in it may be anything,
 // so what counts comes after the last parenthesis: state, parent, group, session.
 pid_t SessionOf(const char* pid) {
@@ -111,24 +105,17 @@ class DirectRun : public Run {
   std::optional<Death> death_;
 };
 
-uint64_t Microseconds(const timeval& time) {
-  return static_cast<uint64_t>(time.tv_sec) * 1'000'000 + static_cast<uint64_t>(time.tv_usec);
-}
-
 absl::StatusOr<EndedMessage> DirectRun::Result() {
   if (!death_.has_value()) death_ = runner_.Take(pid_);
   if (!death_.has_value()) return absl::InternalError("the process' end was not seen");
   EndedMessage ended;
   const rusage& usage = death_->usage;
-  ended.cpu_us = Microseconds(usage.ru_utime) + Microseconds(usage.ru_stime);
+  ended.cpu_us = ProcessorTime(usage);
   ended.peak_bytes = static_cast<uint64_t>(usage.ru_maxrss) * 1024;
   ended.wall_us = static_cast<uint64_t>(
       std::chrono::duration_cast<std::chrono::microseconds>(death_->when - start_).count());
   if (failure_.error != 0) {
-    ended.ending = Ending::kCannotStart;
-    ended.code = failure_.error;
-    ended.detail = fmt::format("{}{}", failure_.of_directory ? "working directory: " : "",
-                               std::strerror(failure_.error));
+    SetCannotStart(failure_, ended);
   } else if (WIFSIGNALED(death_->status)) {
     ended.code = WTERMSIG(death_->status);
     ended.ending = ended.code == SIGXCPU   ? Ending::kTimeLimit
@@ -140,81 +127,37 @@ absl::StatusOr<EndedMessage> DirectRun::Result() {
   return ended;
 }
 
-// Between fork and exec: allocates nothing, and returns only if it fails.
-class NewProcess {
- public:
-  NewProcess(const ExecMessage& message, const Program& program, const Streams& streams,
-             std::optional<uint64_t> capabilities)
-      : message_(message), program_(program), streams_(streams), capabilities_(capabilities) {}
+// What follows: between fork and exec.
 
-  [[noreturn]] void Become(int failure_pipe) {
-    StartFailure failure;
-    failure.error = Prepare(failure.of_directory);
-    if (failure.error == 0) failure.error = program_.Execute();
-    std::ignore = ::write(failure_pipe, &failure, sizeof(failure));
-    ::_exit(127);
+// From the bounding set, so that they do not come back with an exec by root.
+int DropCapabilities(uint64_t kept) {
+  for (int capability = 0; capability <= kLastCapability; ++capability) {
+    if (((kept >> capability) & 1) != 0) continue;
+    if (::prctl(PR_CAPBSET_READ, capability, 0, 0, 0) <= 0) continue;
+    if (::prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0) return errno;
   }
+  // Nothing may be handed on to a program by other ways either.
+  ::prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
+  __user_cap_header_struct header{.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
+  std::array<__user_cap_data_struct, 2> sets{};
+  if (::syscall(SYS_capget, &header, sets.data()) != 0) return errno;
+  for (__user_cap_data_struct& set : sets) set.inheritable = 0;
+  return ::syscall(SYS_capset, &header, sets.data()) == 0 ? 0 : errno;
+}
 
- private:
-  int Prepare(bool& of_directory) const {
-    ::setsid();
-    sigset_t none;
-    ::sigemptyset(&none);
-    ::sigprocmask(SIG_SETMASK, &none, nullptr);
-    ::signal(SIGPIPE, SIG_DFL);
-    const int taken = TakeStreams(streams_.in.get(), streams_.out.get(), streams_.err.get(),
-                                  streams_.state.get(), kStateDescriptor);
-    if (taken != 0) return taken;
-    // The agent is kept from being killed for want of memory; what it starts is not.
-    const int score = ::open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
-    if (score >= 0) std::ignore = ::write(score, "0", 1);
-    LimitResource(RLIMIT_CPU, (message_.cpu_ms + 999) / 1000);
-    LimitResource(RLIMIT_FSIZE, message_.file_limit);
-    const int dropped = DropCapabilities();
+int TakeIdentity(const ExecMessage& message, std::optional<uint64_t> capabilities) {
+  if (capabilities.has_value()) {
+    const int dropped = DropCapabilities(*capabilities);
     if (dropped != 0) return dropped;
-    if (::getuid() == 0 || message_.uid != ::getuid()) {
-      if (::setgroups(message_.groups.size(), message_.groups.data()) != 0 ||
-          ::setresgid(message_.gid, message_.gid, message_.gid) != 0 ||
-          ::setresuid(message_.uid, message_.uid, message_.uid) != 0) {
-        return errno;
-      }
-    }
-    if (::chdir(message_.working_directory.c_str()) != 0) {
-      of_directory = true;
-      return errno;
-    }
-    return 0;
   }
-
-  static void LimitResource(int resource, uint64_t limit) {
-    if (limit == 0) return;
-    // SIGXCPU and SIGXFSZ at the first one; SIGKILL a second later for those who ignore that.
-    const rlimit both{.rlim_cur = limit, .rlim_max = limit + (resource == RLIMIT_CPU ? 1 : 0)};
-    ::setrlimit(static_cast<__rlimit_resource>(resource), &both);
+  if (::getuid() != 0 && message.uid == ::getuid()) return 0;
+  if (::setgroups(message.groups.size(), message.groups.data()) != 0 ||
+      ::setresgid(message.gid, message.gid, message.gid) != 0 ||
+      ::setresuid(message.uid, message.uid, message.uid) != 0) {
+    return errno;
   }
-
-  // From the bounding set, so that they do not come back with an exec by root.
-  int DropCapabilities() const {
-    if (!capabilities_.has_value()) return 0;
-    for (int capability = 0; capability <= kLastCapability; ++capability) {
-      if (((*capabilities_ >> capability) & 1) != 0) continue;
-      if (::prctl(PR_CAPBSET_READ, capability, 0, 0, 0) <= 0) continue;
-      if (::prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0) return errno;
-    }
-    // Nothing may be handed on to a program by other ways either.
-    ::prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
-    __user_cap_header_struct header{.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
-    std::array<__user_cap_data_struct, 2> sets{};
-    if (::syscall(SYS_capget, &header, sets.data()) != 0) return errno;
-    for (__user_cap_data_struct& set : sets) set.inheritable = 0;
-    return ::syscall(SYS_capset, &header, sets.data()) == 0 ? 0 : errno;
-  }
-
-  const ExecMessage& message_;
-  const Program& program_;
-  const Streams& streams_;
-  const std::optional<uint64_t> capabilities_;
-};
+  return 0;
+}
 
 }  // namespace
 
@@ -263,7 +206,6 @@ absl::StatusOr<std::unique_ptr<Run>> DirectRunner::Start(const ExecMessage& mess
     return absl::UnimplementedError("files go with a call only where each call starts clean");
   }
   const Program program(message);
-  NewProcess process(message, program, streams, capabilities_);
   UniqueFd ended(::eventfd(0, EFD_CLOEXEC));
   std::array<int, 2> ends{};
   if (!ended.valid() || ::pipe2(ends.data(), O_CLOEXEC) != 0) return ErrnoStatus(errno, "pipe");
@@ -274,7 +216,10 @@ absl::StatusOr<std::unique_ptr<Run>> DirectRunner::Start(const ExecMessage& mess
   {
     const std::lock_guard lock(mutex_);
     pid = ::fork();
-    if (pid == 0) process.Become(failure_write.get());
+    if (pid == 0) {
+      program.Become(streams, failure_write.get(),
+                     [&] { return TakeIdentity(message, capabilities_); });
+    }
     if (pid < 0) return ErrnoStatus(errno, "start a process in the sandbox");
     children_[pid].ended = ended.get();
     ++forks_;

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -69,7 +68,7 @@ absl::StatusOr<EndedMessage> ExecConnection::Serve(const ExecMessage& message, b
     deadline_ = Clock::now() + std::chrono::milliseconds(std::min(message.timeout_ms, kLongest));
   }
   const auto pid = static_cast<uint64_t>(run_->pid());
-  AppendFrame(out_, FrameType::kStarted, FieldWriter().Number(pid).Take());
+  stream_.Append(FrameType::kStarted, FieldWriter().Number(pid).Take());
   RETURN_IF_ERROR(Loop());
 
   // What it wrote before it ended; others may hold the pipes open.
@@ -90,11 +89,11 @@ absl::StatusOr<EndedMessage> ExecConnection::Serve(const ExecMessage& message, b
 }
 
 absl::Status ExecConnection::Finish(const EndedMessage& ended) {
-  AppendFrame(out_, FrameType::kEnded, Encode(ended));
-  while (!out_.empty()) {
+  stream_.Append(FrameType::kEnded, Encode(ended));
+  while (stream_.unsent() > 0) {
     pollfd waits{.fd = socket_, .events = POLLOUT};
     if (::poll(&waits, 1, -1) < 0 && errno != EINTR) return ErrnoStatus(errno, "poll");
-    RETURN_IF_ERROR(Flush());
+    RETURN_IF_ERROR(stream_.Send());
   }
   return absl::OkStatus();
 }
@@ -115,12 +114,12 @@ int ExecConnection::PollTimeout() const {
 
 absl::Status ExecConnection::Loop() {
   while (true) {
-    const bool room = out_.size() < kMaxWaiting;
+    const bool room = stream_.unsent() < kMaxWaiting;
     const bool feeds = stdin_.valid() && !stdin_bytes_.empty();
     const auto fd_if = [](bool wanted, const UniqueFd& fd) { return wanted ? fd.get() : -1; };
     std::array<pollfd, 6> waits{
-        pollfd{socket_, static_cast<short>(POLLRDHUP | (stdin_bytes_.empty() ? POLLIN : 0) |
-                                           (out_.empty() ? 0 : POLLOUT))},
+        pollfd{socket_,
+               static_cast<short>(POLLRDHUP | POLLIN | (stream_.unsent() > 0 ? POLLOUT : 0))},
         pollfd{run_->ended(), POLLIN},
         pollfd{fd_if(room, stdout_), POLLIN},
         pollfd{fd_if(room, stderr_), POLLIN},
@@ -135,21 +134,32 @@ absl::Status ExecConnection::Loop() {
     if (waits[3].revents != 0) TakeOutput(stderr_, FrameType::kStderr);
     if (waits[4].revents != 0) TakeOutput(state_, std::nullopt);
     if (waits[5].revents != 0) FeedStdin();
-    if ((waits[0].revents & POLLIN) != 0) RETURN_IF_ERROR(TakeFrame());
+    if ((waits[0].revents & POLLIN) != 0) RETURN_IF_ERROR(TakeFrames());
     if ((waits[0].revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) {
       return absl::UnavailableError("the other side has gone");
     }
-    if ((waits[0].revents & POLLOUT) != 0) RETURN_IF_ERROR(Flush());
+    if ((waits[0].revents & POLLOUT) != 0) RETURN_IF_ERROR(stream_.Send());
     if (waits[1].revents != 0) return absl::OkStatus();
   }
 }
 
-absl::Status ExecConnection::TakeFrame() {
-  ASSIGN_OR_RETURN(Frame frame, ReadFrame(socket_));
+absl::Status ExecConnection::TakeFrames() {
+  RETURN_IF_ERROR(stream_.Receive());
+  while (true) {
+    ASSIGN_OR_RETURN(const std::optional<Frame> frame, stream_.Next());
+    if (!frame.has_value()) return absl::OkStatus();
+    RETURN_IF_ERROR(TakeFrame(*frame));
+  }
+}
+
+absl::Status ExecConnection::TakeFrame(const Frame& frame) {
   switch (frame.type) {
     case FrameType::kStdin:
+      if (stdin_bytes_.size() + frame.content.size() > kStdinWindow) {
+        return absl::InvalidArgumentError("more input than the process has taken");
+      }
       if (stdin_.valid() && !stdin_ends_) {
-        stdin_bytes_ = std::move(frame.content);
+        stdin_bytes_ += frame.content;
         FeedStdin();
       }
       return absl::OkStatus();
@@ -182,6 +192,8 @@ void ExecConnection::FeedStdin() {
       return;
     }
     stdin_bytes_.erase(0, static_cast<size_t>(written));
+    stream_.Append(FrameType::kStdinTaken,
+                   FieldWriter().Number(static_cast<uint64_t>(written)).Take());
   }
   if (stdin_ends_) stdin_.Reset();
 }
@@ -205,22 +217,11 @@ void ExecConnection::TakeOutput(UniqueFd& pipe, std::optional<FrameType> stream)
   output_bytes_ += bytes.size();
   if (output_limit_ > 0 && output_bytes_ > output_limit_) {
     const uint64_t over = output_bytes_ - output_limit_;
-    if (over < bytes.size()) AppendFrame(out_, *stream, bytes.substr(0, bytes.size() - over));
+    if (over < bytes.size()) stream_.Append(*stream, bytes.substr(0, bytes.size() - over));
     KillFor(Ending::kOutputLimit);
     return;
   }
-  AppendFrame(out_, *stream, bytes);
-}
-
-absl::Status ExecConnection::Flush() {
-  while (!out_.empty()) {
-    const ssize_t sent = ::send(socket_, out_.data(), out_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent < 0 && errno == EINTR) continue;
-    if (sent < 0 && errno == EAGAIN) return absl::OkStatus();
-    if (sent < 0) return absl::UnavailableError("the other side has gone");
-    out_.erase(0, static_cast<size_t>(sent));
-  }
-  return absl::OkStatus();
+  stream_.Append(*stream, bytes);
 }
 
 }  // namespace lamina::agent

@@ -18,7 +18,7 @@ namespace lamina::agent {
 
 class ExecConnection {
  public:
-  ExecConnection(int socket, Runner& runner) : socket_(socket), runner_(runner) {}
+  ExecConnection(int socket, Runner& runner) : socket_(socket), runner_(runner), stream_(socket) {}
 
   // Starts the process and serves it to its end, or until the other side has gone: then it is
   // killed. `state` gets what came from kStateDescriptor if `with_state`. How it ended is for Finish.
@@ -32,15 +32,16 @@ class ExecConnection {
 
   absl::StatusOr<Streams> MakePipes(const ExecMessage& message, bool with_state);
   absl::Status Loop();
-  absl::Status TakeFrame();
+  absl::Status TakeFrames();
+  absl::Status TakeFrame(const Frame& frame);
   void TakeOutput(UniqueFd& pipe, std::optional<FrameType> stream);
   void FeedStdin();
-  absl::Status Flush();
   void KillFor(Ending reason);
   int PollTimeout() const;
 
   const int socket_;
   Runner& runner_;
+  FrameStream stream_;
   std::unique_ptr<Run> run_;
   UniqueFd stdin_;
   UniqueFd stdout_;
@@ -48,7 +49,6 @@ class ExecConnection {
   UniqueFd state_;
   std::string stdin_bytes_;  // not yet taken by the process
   bool stdin_ends_ = false;
-  std::string out_;  // not yet taken by the other side
   std::string* state_bytes_ = nullptr;
   uint64_t output_bytes_ = 0;
   uint64_t output_limit_ = 0;

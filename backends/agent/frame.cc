@@ -7,6 +7,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 namespace lamina::agent {
 namespace {
@@ -30,27 +31,38 @@ absl::Status ReadAll(int socket, char* into, size_t size) {
   return absl::OkStatus();
 }
 
-std::array<char, kFrameHeader> Header(FrameType type, size_t size) {
-  std::array<char, kFrameHeader> header{};
+using FrameHeader = std::array<char, kFrameHeader>;
+
+FrameHeader Header(FrameType type, size_t size) {
+  FrameHeader header{};
   for (size_t byte = 0; byte < 4; ++byte) header[byte] = static_cast<char>(size >> (8 * byte));
   header[4] = static_cast<char>(type);
   return header;
 }
 
-}  // namespace
-
-void AppendFrame(std::string& bytes, FrameType type, std::string_view content) {
-  const std::array<char, kFrameHeader> header = Header(type, content.size());
-  bytes.append(header.data(), header.size());
-  bytes.append(content);
+FrameType Type(const FrameHeader& header) {
+  return static_cast<FrameType>(static_cast<unsigned char>(header[4]));
 }
+
+absl::StatusOr<uint32_t> ContentSize(const FrameHeader& header) {
+  uint32_t size = 0;
+  for (size_t byte = 0; byte < 4; ++byte) {
+    size |= static_cast<uint32_t>(static_cast<unsigned char>(header[byte])) << (8 * byte);
+  }
+  if (size > kMaxFrame) {
+    return absl::DataLossError(fmt::format("a frame says it has {} bytes", size));
+  }
+  return size;
+}
+
+}  // namespace
 
 absl::Status WriteFrame(int socket, FrameType type, std::string_view content) {
   if (content.size() > kMaxFrame) {
     return absl::ResourceExhaustedError(
         fmt::format("a message of {} bytes: at most {} are allowed", content.size(), kMaxFrame));
   }
-  std::array<char, kFrameHeader> header = Header(type, content.size());
+  FrameHeader header = Header(type, content.size());
   std::array<iovec, 2> parts{iovec{header.data(), header.size()},
                              iovec{const_cast<char*>(content.data()), content.size()}};
   msghdr message{};
@@ -75,20 +87,62 @@ absl::Status WriteFrame(int socket, FrameType type, std::string_view content) {
 }
 
 absl::StatusOr<Frame> ReadFrame(int socket) {
-  std::array<char, kFrameHeader> header{};
+  FrameHeader header{};
   RETURN_IF_ERROR(ReadAll(socket, header.data(), header.size()));
-  uint32_t size = 0;
-  for (size_t byte = 0; byte < 4; ++byte) {
-    size |= static_cast<uint32_t>(static_cast<unsigned char>(header[byte])) << (8 * byte);
-  }
-  if (size > kMaxFrame) {
-    return absl::DataLossError(fmt::format("a frame says it has {} bytes", size));
-  }
-  Frame frame;
-  frame.type = static_cast<FrameType>(static_cast<unsigned char>(header[4]));
-  frame.content.resize(size);
+  ASSIGN_OR_RETURN(const uint32_t size, ContentSize(header));
+  Frame frame{.type = Type(header), .content = std::string(size, '\0')};
   RETURN_IF_ERROR(ReadAll(socket, frame.content.data(), size));
   return frame;
+}
+
+void FrameStream::Append(FrameType type, std::string_view content) {
+  const FrameHeader header = Header(type, content.size());
+  out_.append(header.data(), header.size());
+  out_.append(content);
+}
+
+absl::Status FrameStream::Send() {
+  size_t done = 0;
+  absl::Status result;
+  while (done < out_.size()) {
+    const ssize_t sent =
+        ::send(socket_, out_.data() + done, out_.size() - done, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0 && errno == EAGAIN) break;
+    if (sent < 0) {
+      result = SocketError(errno, "send");
+      done = out_.size();
+      break;
+    }
+    done += static_cast<size_t>(sent);
+  }
+  out_.erase(0, done);
+  return result;
+}
+
+absl::Status FrameStream::Receive() {
+  in_.erase(0, std::exchange(read_, 0));
+  std::array<char, kFrameHeader + kPiece> piece;
+  ssize_t got = 0;
+  do {
+    got = ::recv(socket_, piece.data(), piece.size(), MSG_DONTWAIT);
+  } while (got < 0 && errno == EINTR);
+  if (got < 0 && errno == EAGAIN) return absl::OkStatus();
+  if (got < 0) return SocketError(errno, "receive");
+  if (got == 0) return absl::UnavailableError("receive: the other end is gone");
+  in_.append(piece.data(), static_cast<size_t>(got));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<Frame>> FrameStream::Next() {
+  const std::string_view rest = std::string_view(in_).substr(read_);
+  FrameHeader header{};
+  if (rest.size() < header.size()) return std::nullopt;
+  std::memcpy(header.data(), rest.data(), header.size());
+  ASSIGN_OR_RETURN(const uint32_t size, ContentSize(header));
+  if (rest.size() - header.size() < size) return std::nullopt;
+  read_ += header.size() + size;
+  return Frame{.type = Type(header), .content = std::string(rest.substr(header.size(), size))};
 }
 
 FieldWriter& FieldWriter::Number(uint64_t value) {

@@ -7,6 +7,7 @@
 #define LAMINA_BACKENDS_AGENT_FRAME_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,6 +21,8 @@ inline constexpr uint32_t kMaxFrame = 8 << 20;
 // Output and file content come in pieces of up to this.
 inline constexpr size_t kPiece = 64 << 10;
 inline constexpr size_t kFrameHeader = 5;
+// Input that was sent and not yet taken by the process is not more than this.
+inline constexpr size_t kStdinWindow = 4 * kPiece;
 
 enum class FrameType : uint8_t {
   // To the agent. The first frame of a connection says what it is for.
@@ -39,6 +42,7 @@ enum class FrameType : uint8_t {
   kError = 36,
   kDone = 37,
   kInfoReply = 38,
+  kStdinTaken = 39,
   // A tree, either way.
   kEntry = 64,
   kData = 65,
@@ -50,14 +54,37 @@ struct Frame {
   std::string content;
 };
 
-// Appends one frame's bytes; `content` must not be longer than kMaxFrame.
-void AppendFrame(std::string& bytes, FrameType type, std::string_view content);
-
 // Writes one frame, whole. Blocks; kUnavailable if the other end is gone.
 absl::Status WriteFrame(int socket, FrameType type, std::string_view content);
 // Reads one frame. kUnavailable at the end of the stream, before or in a frame; kDataLoss if it is
 // longer than kMaxFrame.
 absl::StatusOr<Frame> ReadFrame(int socket);
+
+// Frames of a connection whose ends both send when they like. Nothing here waits: an end that waited for
+// the other one to take something, and meanwhile took nothing itself, could wait for ever.
+class FrameStream {
+ public:
+  explicit FrameStream(int socket) : socket_(socket) {}  // borrowed
+
+  // Puts a frame behind those that are to be sent; `content` must not be longer than kMaxFrame.
+  void Append(FrameType type, std::string_view content);
+  // Bytes that are to be sent.
+  size_t unsent() const { return out_.size(); }
+  // Sends what the socket takes now. kUnavailable if the other end is gone, and then nothing is to be
+  // sent any more.
+  absl::Status Send();
+
+  // Takes what has arrived, to be read with Next. kUnavailable at the end of the stream.
+  absl::Status Receive();
+  // The next frame, if all of it has arrived. kDataLoss if it is longer than kMaxFrame.
+  absl::StatusOr<std::optional<Frame>> Next();
+
+ private:
+  const int socket_;
+  std::string out_;
+  std::string in_;
+  size_t read_ = 0;  // of in_
+};
 
 // Appends fields: integers little-endian, text and lists with their length in front.
 class FieldWriter {

@@ -32,9 +32,8 @@ void Write(FieldWriter& writer, const std::vector<CallFile>& files) {
 }
 
 std::vector<CallFile> Files(FieldReader& reader, bool& good) {
-  constexpr uint64_t kMaxFiles = 4096;
   const uint64_t count = reader.Number();
-  if (count > kMaxFiles) good = false;
+  if (count > kMaxCallFiles) good = false;
   std::vector<CallFile> files;
   for (uint64_t index = 0; good && index < count; ++index) {
     CallFile file;
@@ -89,6 +88,7 @@ absl::StatusOr<ExecMessage> DecodeExec(std::string_view bytes) {
   message.file_limit = reader.Number();
   message.files_in = Files(reader, good);
   message.files_out = reader.Texts();
+  if (message.files_out.size() > kMaxCallFiles) good = false;
   message.files_out_limit = reader.Number();
   RETURN_IF_ERROR(Checked(reader, good, "exec request"));
   if (message.arguments.empty()) return absl::InvalidArgumentError("exec request: no arguments");

@@ -13,6 +13,9 @@
 
 namespace lamina::agent {
 
+// Of one call, each way.
+inline constexpr size_t kMaxCallFiles = 1024;
+
 // A small file that goes with a call, or comes back from it.
 struct CallFile {
   std::string path;  // relative to the working directory of the call

@@ -5,12 +5,26 @@
 #ifndef LAMINA_BACKENDS_AGENT_PROGRAM_H_
 #define LAMINA_BACKENDS_AGENT_PROGRAM_H_
 
+#include <sys/resource.h>
+
 #include <string>
 #include <vector>
 
 #include "backends/agent/messages.h"
+#include "backends/agent/runner.h"
 
 namespace lamina::agent {
+
+// Why a process did not become its program.
+struct StartFailure {
+  int error = 0;  // an errno; 0: it did
+  bool of_directory = false;
+};
+// How a process with such a failure ended.
+void SetCannotStart(const StartFailure& failure, EndedMessage& ended);
+
+// User and system time, in microseconds.
+uint64_t ProcessorTime(const rusage& usage);
 
 class Program {
  public:
@@ -19,19 +33,28 @@ class Program {
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
 
-  // Executes it in this process, which returns only on failure: the errno, of the candidate in PATH
-  // that was nearest to running. Allocates nothing.
-  int Execute() const;
+  // Becomes the program in this process, which was forked for it: in a session of its own, with these
+  // streams and the limits and working directory of the message. What else there is to do is done by
+  // `prepare`, before the directory is entered; it returns 0 or an errno. A failure is written to
+  // `failure_pipe`, which closes when the program runs. Allocates nothing.
+  template <typename Prepare>
+  [[noreturn]] void Become(const Streams& streams, int failure_pipe, const Prepare& prepare) const {
+    StartFailure failure{.error = TakeOver(streams)};
+    if (failure.error == 0) failure.error = prepare();
+    if (failure.error == 0) failure = Execute();
+    Fail(failure, failure_pipe);
+  }
 
  private:
+  int TakeOver(const Streams& streams) const;
+  StartFailure Execute() const;
+  [[noreturn]] static void Fail(const StartFailure& failure, int failure_pipe);
+
+  const ExecMessage& message_;
   std::vector<std::string> candidates_;
   std::vector<char*> arguments_;
   std::vector<char*> environment_;
 };
-
-// For a forked process: makes these its standard streams and closes all other descriptors, but for
-// `kept`, at exec. Returns 0 or an errno. Allocates nothing. Negative ones are left as they are.
-int TakeStreams(int in, int out, int err, int kept, int kept_as);
 
 }  // namespace lamina::agent
 

@@ -21,6 +21,11 @@ using std::chrono::milliseconds;
 constexpr int kMaxConnections = 512;
 constexpr int64_t kLongestWait = 60'000;
 
+// Says why a connection ends.
+void Refuse(int connection, const absl::Status& why) {
+  WriteFrame(connection, FrameType::kError, Encode(why)).IgnoreError();
+}
+
 milliseconds Since(std::chrono::steady_clock::time_point time) {
   return std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - time);
 }
@@ -63,7 +68,12 @@ absl::Status Server::Serve() {
       if (errno == EINTR || errno == ECONNABORTED || errno == EAGAIN) continue;
       return ErrnoStatus(errno, "accept");
     }
-    if (connections_ >= kMaxConnections || !AllowPeer(connection.get())) continue;
+    if (!AllowPeer(connection.get())) continue;
+    if (connections_ >= kMaxConnections) {
+      Refuse(connection.get(), absl::ResourceExhaustedError(fmt::format(
+                                   "the sandbox serves {} requests already", kMaxConnections)));
+      continue;
+    }
     ++connections_;
     try {
       std::thread([this, fd = connection.get()] { Handle(fd); }).detach();
@@ -71,9 +81,8 @@ absl::Status Server::Serve() {
     } catch (const std::system_error& error) {
       // What runs in the sandbox has taken all processes that it may have.
       --connections_;
-      WriteFrame(connection.get(), FrameType::kError,
-                 Encode(ErrnoStatus(error.code().value(), "the sandbox has no process left")))
-          .IgnoreError();
+      Refuse(connection.get(),
+             ErrnoStatus(error.code().value(), "the sandbox has no process left"));
     }
   }
 }
@@ -89,7 +98,7 @@ bool Server::AllowPeer(int connection) const {
 void Server::Handle(int connection) {
   const UniqueFd owned(connection);
   if (const absl::Status done = Answer(connection); !done.ok()) {
-    WriteFrame(connection, FrameType::kError, Encode(done)).IgnoreError();
+    Refuse(connection, done);
     // Closing with unread bytes would drop what was just written.
     ::shutdown(connection, SHUT_WR);
   }

@@ -10,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include "backends/agent/program.h"
 #include "chunkstore/base/file.h"
 #include "chunkstore/base/status.h"
 
@@ -35,8 +36,7 @@ struct Packet {
 // How a call ended. What is not of its program's making is `failed_errno`: the jail was not there.
 struct Report {
   int32_t failed_errno = 0;
-  int32_t start_errno = 0;  // the program could not be executed
-  bool start_directory = false;
+  agent::StartFailure start;
   int32_t wait_status = 0;  // as wait4(2) has it
   uint64_t wall_us = 0;
   uint64_t cpu_us = 0;
@@ -52,7 +52,8 @@ absl::StatusOr<SocketPair> MakeSocketPair();
 
 absl::Status SendCall(int socket, const CallDescriptors& descriptors);
 absl::Status SendOrder(int socket, Order order, uint8_t signal = 0);
-// One packet; with kCall come the descriptors. kUnavailable if the other end is gone.
+// One packet; with kCall come the descriptors. kUnavailable if the other end is gone,
+// kResourceExhausted if not all of them came.
 absl::StatusOr<std::pair<Packet, CallDescriptors>> ReceivePacket(int socket);
 
 absl::Status SendReport(int socket, const Report& report);

@@ -34,10 +34,6 @@ using std::chrono::steady_clock;
 
 constexpr uint64_t kMaxRequest = agent::kMaxFrame;
 
-uint64_t Microseconds(const timeval& time) {
-  return static_cast<uint64_t>(time.tv_sec) * 1'000'000 + static_cast<uint64_t>(time.tv_usec);
-}
-
 absl::StatusOr<ExecMessage> ReadRequest(int file) {
   ASSIGN_OR_RETURN(const uint64_t size, FileSize(file));
   if (size > kMaxRequest) return absl::ResourceExhaustedError("request");
@@ -114,82 +110,35 @@ std::vector<CallFile> GetFiles(int directory, const ExecMessage& message) {
   return files;
 }
 
-// What the process says if it does not become the program.
-struct StartFailure {
-  int error = 0;
-  bool of_directory = false;
-};
+// What follows: between fork and exec.
 
-// Between fork and exec.
-class CallProcess {
- public:
-  CallProcess(const JailOptions& options, const ExecMessage& message, const agent::Program& program,
-              const CallDescriptors& descriptors)
-      : options_(options), message_(message), program_(program), descriptors_(descriptors) {}
+bool WriteFile(const char* path, const char* text) {
+  const UniqueFd file(::open(path, O_WRONLY | O_CLOEXEC));
+  const auto size = static_cast<ssize_t>(std::strlen(text));
+  return file.valid() && ::write(file.get(), text, static_cast<size_t>(size)) == size;
+}
 
-  [[noreturn]] void Become(int failure_pipe) const {
-    StartFailure failure;
-    failure.error = Prepare(failure.of_directory);
-    if (failure.error == 0) failure.error = program_.Execute();
-    std::ignore = ::write(failure_pipe, &failure, sizeof(failure));
-    ::_exit(127);
+int GiveUpPrivileges(const JailOptions& options) {
+  const rlimit no_core{};
+  ::setrlimit(RLIMIT_CORE, &no_core);
+  const uid_t id = options.host_uid;
+  if (::setgroups(0, nullptr) != 0 || ::setresgid(id, id, id) != 0 ||
+      ::setresuid(id, id, id) != 0) {
+    return errno;
   }
-
- private:
-  static bool WriteFile(const char* path, const char* text) {
-    const UniqueFd file(::open(path, O_WRONLY | O_CLOEXEC));
-    const auto size = static_cast<ssize_t>(std::strlen(text));
-    return file.valid() && ::write(file.get(), text, static_cast<size_t>(size)) == size;
+  // Else its own files in /proc would be root's (proc(5)).
+  ::prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
+  if (::unshare(CLONE_NEWUSER) != 0) return errno;
+  // One id each, and no way to others: everything of the image belongs to nobody here.
+  std::array<char, 64> map{};
+  std::snprintf(map.data(), map.size(), "%u %u 1", kInsideId, id);
+  if (!WriteFile("/proc/self/setgroups", "deny") || !WriteFile("/proc/self/uid_map", map.data()) ||
+      !WriteFile("/proc/self/gid_map", map.data())) {
+    return errno;
   }
-
-  int Prepare(bool& of_directory) const {
-    ::setsid();
-    const int taken = agent::TakeStreams(descriptors_.in.get(), descriptors_.out.get(),
-                                         descriptors_.err.get(), -1, -1);
-    if (taken != 0) return taken;
-    WriteFile("/proc/self/oom_score_adj", "0");
-    LimitResource(RLIMIT_CORE, 0, 0);
-    if (message_.cpu_ms > 0) {
-      const rlim_t seconds = (message_.cpu_ms + 999) / 1000;
-      LimitResource(RLIMIT_CPU, seconds, seconds + 1);
-    }
-    if (message_.file_limit > 0) {
-      LimitResource(RLIMIT_FSIZE, message_.file_limit, message_.file_limit);
-    }
-    const uid_t id = options_.host_uid;
-    if (::setgroups(0, nullptr) != 0 || ::setresgid(id, id, id) != 0 ||
-        ::setresuid(id, id, id) != 0) {
-      return errno;
-    }
-    // Else its own files in /proc would be root's (proc(5)).
-    ::prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
-    if (::unshare(CLONE_NEWUSER) != 0) return errno;
-    // One id each, and no way to others: everything of the image belongs to nobody here.
-    std::array<char, 64> map{};
-    std::snprintf(map.data(), map.size(), "%u %u 1", kInsideId, id);
-    if (!WriteFile("/proc/self/setgroups", "deny") ||
-        !WriteFile("/proc/self/uid_map", map.data()) ||
-        !WriteFile("/proc/self/gid_map", map.data())) {
-      return errno;
-    }
-    if (::chdir(message_.working_directory.c_str()) != 0) {
-      of_directory = true;
-      return errno;
-    }
-    if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return errno;
-    return options_.filter->Load();
-  }
-
-  static void LimitResource(int resource, rlim_t soft, rlim_t hard) {
-    const rlimit both{.rlim_cur = soft, .rlim_max = hard};
-    ::setrlimit(static_cast<__rlimit_resource>(resource), &both);
-  }
-
-  const JailOptions& options_;
-  const ExecMessage& message_;
-  const agent::Program& program_;
-  const CallDescriptors& descriptors_;
-};
+  if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return errno;
+  return options.filter->Load();
+}
 
 // Until the process has ended: true with its wait status. Orphans of the call arrive here as well.
 void WaitFor(pid_t process, int pidfd, int socket) {
@@ -204,7 +153,10 @@ void WaitFor(pid_t process, int pidfd, int socket) {
       return;
     }
     if (packet->first.order == Order::kKill) ::kill(-1, SIGKILL);
-    if (packet->first.order == Order::kSignal) ::kill(-process, packet->first.signal);
+    // As long as it has not made its session it has no group of its own.
+    if (packet->first.order == Order::kSignal && ::kill(-process, packet->first.signal) != 0) {
+      ::kill(process, packet->first.signal);
+    }
   }
 }
 
@@ -225,13 +177,14 @@ Report RunCall(const JailOptions& options, int socket, CallDescriptors descripto
                                  ? PutFiles(directory.get(), options, message->files_in)
                                  : ErrnoStatus(errno, "working directory");
     if (!put.ok()) {
-      report.start_errno = StatusToErrno(put);
-      report.start_directory = true;
+      report.start = {StatusToErrno(put), /*of_directory=*/true};
       return report;
     }
   }
   const agent::Program program(*message);
-  const CallProcess process(options, *message, program, descriptors);
+  agent::Streams streams{.in = std::move(descriptors.in),
+                         .out = std::move(descriptors.out),
+                         .err = std::move(descriptors.err)};
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
     report.failed_errno = errno;
@@ -241,7 +194,9 @@ Report RunCall(const JailOptions& options, int socket, CallDescriptors descripto
   UniqueFd failure_write(ends[1]);
   const steady_clock::time_point start = steady_clock::now();
   const pid_t pid = ::fork();
-  if (pid == 0) process.Become(failure_write.get());
+  if (pid == 0) {
+    program.Become(streams, failure_write.get(), [&] { return GiveUpPrivileges(options); });
+  }
   if (pid < 0) {
     report.failed_errno = errno;
     return report;
@@ -249,9 +204,7 @@ Report RunCall(const JailOptions& options, int socket, CallDescriptors descripto
   failure_write.Reset();
   const UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   // Its output must end with it.
-  descriptors.in.Reset();
-  descriptors.out.Reset();
-  descriptors.err.Reset();
+  streams = agent::Streams();
   WaitFor(pid, pidfd.get(), socket);
   report.wall_us = static_cast<uint64_t>(
       std::chrono::duration_cast<std::chrono::microseconds>(steady_clock::now() - start).count());
@@ -264,12 +217,11 @@ Report RunCall(const JailOptions& options, int socket, CallDescriptors descripto
   }
   rusage usage{};
   ::getrusage(RUSAGE_CHILDREN, &usage);
-  report.cpu_us = Microseconds(usage.ru_utime) + Microseconds(usage.ru_stime);
+  report.cpu_us = agent::ProcessorTime(usage);
   report.peak_bytes = static_cast<uint64_t>(usage.ru_maxrss) * 1024;
-  StartFailure failure;
+  agent::StartFailure failure;
   if (::read(failure_read.get(), &failure, sizeof(failure)) == sizeof(failure)) {
-    report.start_errno = failure.error;
-    report.start_directory = failure.of_directory;
+    report.start = failure;
     return report;
   }
   if (!message->files_out.empty()) {

@@ -21,11 +21,8 @@ using agent::Ending;
 EndedMessage ToEnded(const Report& report, uint64_t cpu_limit_ms) {
   EndedMessage ended{
       .wall_us = report.wall_us, .cpu_us = report.cpu_us, .peak_bytes = report.peak_bytes};
-  if (report.start_errno != 0) {
-    ended.ending = Ending::kCannotStart;
-    ended.code = report.start_errno;
-    ended.detail = fmt::format("{}{}", report.start_directory ? "working directory: " : "",
-                               std::strerror(report.start_errno));
+  if (report.start.error != 0) {
+    SetCannotStart(report.start, ended);
     return ended;
   }
   const bool signalled = WIFSIGNALED(report.wait_status);

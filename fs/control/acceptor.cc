@@ -4,10 +4,11 @@
 #include <poll.h>
 #include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
 
 #include <cerrno>
 #include <iterator>
+
+#include "fs/engine/socket.h"
 
 namespace lamina::fs {
 
@@ -24,6 +25,7 @@ void Acceptor::Stop() {
 }
 
 void Acceptor::Run(const std::string& name) {
+  absl::Status failed;  // as long as it lasts
   while (true) {
     pollfd events[] = {{.fd = listener_.get(), .events = POLLIN},
                        {.fd = stop_.get(), .events = POLLIN}};
@@ -33,8 +35,12 @@ void Acceptor::Run(const std::string& name) {
     }
     if (events[1].revents != 0) return;
     if (events[0].revents == 0) continue;
-    UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (socket.valid()) handler_(std::move(socket));
+    absl::StatusOr<UniqueFd> socket = AcceptUnix(listener_.get());
+    if (!socket.ok() && failed.ok()) {
+      spdlog::error("{}: {}", name, std::string(socket.status().message()));
+    }
+    failed = socket.status();
+    if (socket.ok() && socket->valid()) handler_(*std::move(socket));
   }
 }
 

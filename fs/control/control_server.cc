@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "fs/control/control.grpc.pb.h"
-#include "fs/control/grpc_server.h"
 
 namespace lamina::fs {
 namespace {
@@ -115,27 +114,11 @@ class MountsService final : public control::v1::Mounts::Service {
   Engine& engine_;
 };
 
-class GrpcControlServer final : public ControlServer {
- public:
-  explicit GrpcControlServer(Engine& engine) : service_(engine) {}
-
-  absl::Status Run(UniqueFd listener) {
-    ASSIGN_OR_RETURN(server_, GrpcServer::Start(service_, std::move(listener), "gRPC socket"));
-    return absl::OkStatus();
-  }
-
- private:
-  MountsService service_;
-  std::unique_ptr<GrpcServer> server_;
-};
-
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(Engine& engine,
-                                                                    UniqueFd listener) {
-  auto server = std::make_unique<GrpcControlServer>(engine);
-  RETURN_IF_ERROR(server->Run(std::move(listener)));
-  return server;
+absl::StatusOr<std::unique_ptr<GrpcServer>> StartControlServer(Engine& engine, UniqueFd listener) {
+  return GrpcServer::Start(std::make_unique<MountsService>(engine), std::move(listener),
+                           "gRPC socket");
 }
 
 }  // namespace lamina::fs

@@ -7,18 +7,13 @@
 #include <memory>
 
 #include "chunkstore/base/file.h"
+#include "fs/control/grpc_server.h"
 #include "fs/engine/engine.h"
 
 namespace lamina::fs {
 
-class ControlServer {
- public:
-  // Accepts connections from `listener`, a listening unix socket: who may connect is decided by its
-  // owner. Serves them from threads of its own. `engine` must outlive the object.
-  static absl::StatusOr<std::unique_ptr<ControlServer>> Start(Engine& engine, UniqueFd listener);
-  // Lets calls that run finish.
-  virtual ~ControlServer() = default;
-};
+// `engine` must outlive the server.
+absl::StatusOr<std::unique_ptr<GrpcServer>> StartControlServer(Engine& engine, UniqueFd listener);
 
 }  // namespace lamina::fs
 

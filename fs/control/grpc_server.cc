@@ -2,6 +2,7 @@
 #include "fs/control/grpc_server.h"
 
 #include <fcntl.h>
+#include <grpcpp/impl/service_type.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 #include <grpcpp/server_posix.h>
@@ -20,16 +21,17 @@ constexpr std::chrono::seconds kFinishFor{5};
 // set, and cannot take one that is there.
 class AcceptingGrpcServer final : public GrpcServer {
  public:
-  explicit AcceptingGrpcServer(UniqueFd listener)
-      : acceptor_(std::move(listener), [this](UniqueFd socket) { Serve(std::move(socket)); }) {}
+  AcceptingGrpcServer(std::unique_ptr<grpc::Service> service, UniqueFd listener)
+      : service_(std::move(service)),
+        acceptor_(std::move(listener), [this](UniqueFd socket) { Serve(std::move(socket)); }) {}
   ~AcceptingGrpcServer() override {
     acceptor_.Stop();
     if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now() + kFinishFor);
   }
 
-  absl::Status Run(grpc::Service& service, const std::string& name) {
+  absl::Status Run(const std::string& name) {
     grpc::ServerBuilder builder;
-    builder.RegisterService(&service);
+    builder.RegisterService(service_.get());
     server_ = builder.BuildAndStart();
     if (server_ == nullptr) return absl::InternalError("gRPC server does not start");
     return acceptor_.Start(name);
@@ -41,6 +43,7 @@ class AcceptingGrpcServer final : public GrpcServer {
     grpc::AddInsecureChannelFromFd(server_.get(), socket.Release());
   }
 
+  const std::unique_ptr<grpc::Service> service_;  // of server_
   std::unique_ptr<grpc::Server> server_;
   Acceptor acceptor_;
 };
@@ -52,11 +55,10 @@ grpc::Status ToGrpc(const absl::Status& status) {
   return {static_cast<grpc::StatusCode>(status.raw_code()), std::string(status.message())};
 }
 
-absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(grpc::Service& service,
-                                                              UniqueFd listener,
-                                                              const std::string& name) {
-  auto server = std::make_unique<AcceptingGrpcServer>(std::move(listener));
-  RETURN_IF_ERROR(server->Run(service, name));
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
+    std::unique_ptr<grpc::Service> service, UniqueFd listener, const std::string& name) {
+  auto server = std::make_unique<AcceptingGrpcServer>(std::move(service), std::move(listener));
+  RETURN_IF_ERROR(server->Run(name));
   return server;
 }
 

@@ -24,9 +24,8 @@ grpc::Status ToGrpc(const absl::Status& status);
 class GrpcServer {
  public:
   // Accepts connections from `listener`, a listening unix socket: who may connect is decided by its
-  // owner. Calls come on threads of gRPC's. `service` must outlive the object; `name` is the socket's
-  // in the log.
-  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(grpc::Service& service,
+  // owner. Calls come on threads of gRPC's. `name` is the socket's in the log.
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(std::unique_ptr<grpc::Service> service,
                                                            UniqueFd listener,
                                                            const std::string& name);
   // Lets calls that run finish, for a few seconds.

@@ -14,6 +14,8 @@
 #include <cstring>
 #include <utility>
 
+#include "chunkstore/base/descriptor_message.h"
+
 namespace lamina::fs {
 namespace {
 
@@ -51,24 +53,8 @@ absl::StatusOr<NotifySocket> NotifySocket::FromEnvironment() {
 
 absl::Status NotifySocket::Send(std::string_view message, int fd) const {
   if (!valid()) return absl::OkStatus();
-  iovec data{const_cast<char*>(message.data()), message.size()};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr packet{};
-  packet.msg_iov = &data;
-  packet.msg_iovlen = 1;
-  if (fd >= 0) {
-    packet.msg_control = control;
-    packet.msg_controllen = sizeof(control);
-    cmsghdr* header = CMSG_FIRSTHDR(&packet);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(fd));
-    std::memcpy(CMSG_DATA(header), &fd, sizeof(fd));
-  }
-  while (::sendmsg(socket_.get(), &packet, MSG_NOSIGNAL) < 0) {
-    if (errno != EINTR) return ErrnoStatus(errno, "send to the holder of descriptors");
-  }
-  return absl::OkStatus();
+  const std::span<const int> fds(&fd, fd >= 0 ? 1 : 0);
+  return Annotate(SendDescriptorMessage(socket_.get(), message, fds), "holder of descriptors");
 }
 
 absl::Status NotifySocket::Store(const std::string& name, int fd) const {

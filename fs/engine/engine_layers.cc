@@ -45,6 +45,11 @@ std::vector<absl::StatusOr<AttachedLayer>> EngineImpl::AttachLayers(const Image&
       results.emplace_back(blob.status());
       continue;
     }
+    // The lowest is only ever mounted with its whiteouts applied (merged, if by itself).
+    if (results.empty()) {
+      results.emplace_back(AttachedLayer{*blob, {}});
+      continue;
+    }
     const auto metadata = GetLayerMetadata(state_ + "/images", *blob);
     if (metadata.ok()) {
       results.emplace_back(AttachedLayer{*blob, metadata->marks});
@@ -57,6 +62,7 @@ std::vector<absl::StatusOr<AttachedLayer>> EngineImpl::AttachLayers(const Image&
 
 std::unique_ptr<Prefetcher::Ticket> EngineImpl::PrefetchStart(
     const Image& image, std::vector<std::shared_ptr<chunkstore::Blob>> blobs) {
+  for (const auto& blob : blobs) blob->ShareChunks();
   Prefetcher::Work work{.blobs = std::move(blobs),
                         .stats = std::make_shared<chunkstore::ReadStats>()};
   return prefetcher_.Start(
@@ -93,6 +99,7 @@ absl::StatusOr<MountState> EngineImpl::PrepareLayers(const LayersRequest& reques
                               .loop = choice.loop,
                               .reason = choice.reason};
   std::vector<LayerToAttach> layers;
+  mount.image_use = images_.UseLayers(request.layers);
   const std::shared_ptr<Origin> origin = OriginOfLayers(request.image, request.registry);
   for (const LayerDescriptor& layer : request.layers) layers.push_back({layer, origin});
   for (auto& blob : AttachAll(*store_, layers)) {

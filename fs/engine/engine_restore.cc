@@ -334,9 +334,10 @@ void EngineImpl::ReplaceDevice(const std::string& name, const FuseFs& fs) {
 // One for all mounts of an image, because each writes a file.
 std::shared_ptr<void> EngineImpl::UseImage(const MountRecord& record) {
   const std::string& digest = record.description.manifest_digest;
-  std::shared_ptr<void>& use = restored_uses_[digest];
   const auto manifest = Digest::Parse(digest);
-  if (use == nullptr && manifest.ok()) {
+  if (!manifest.ok()) return images_.UseLayers(record.layers);
+  std::shared_ptr<void>& use = restored_uses_[digest];
+  if (use == nullptr) {
     use = images_.Use(
         {.image = record.description.image, .manifest_digest = *manifest, .layers = record.layers});
   }

@@ -89,6 +89,14 @@ ImageRecord RecordOf(const Image& image) {
       .image = image.reference, .manifest_digest = image.manifest_digest, .layers = image.layers};
 }
 
+bool ImageCache::Known::IsUsed(const std::set<Digest>& used_layers) const {
+  if (users > 0) return true;
+  return !record.layers.empty() &&
+         std::ranges::all_of(record.layers, [&used_layers](const LayerDescriptor& layer) {
+           return used_layers.contains(layer.Key());
+         });
+}
+
 ImageCache::ImageCache(std::string directory, BlobStore& store)
     : directory_(std::move(directory)), store_(store) {
   Load();
@@ -158,16 +166,34 @@ std::shared_ptr<void> ImageCache::Use(const ImageRecord& image) {
           }};
 }
 
+std::shared_ptr<void> ImageCache::UseLayers(std::vector<LayerDescriptor> layers) {
+  std::lock_guard lock(mutex_);
+  const auto used = used_layers_.insert(used_layers_.end(), std::move(layers));
+  return {&*used, [this, used](void*) {
+            std::lock_guard lock(mutex_);
+            used_layers_.erase(used);
+          }};
+}
+
+std::set<Digest> ImageCache::LayersInUse() const {
+  std::set<Digest> keys;
+  for (const auto& layers : used_layers_) {
+    for (const LayerDescriptor& layer : layers) keys.insert(layer.Key());
+  }
+  return keys;
+}
+
 CacheReport ImageCache::Report() {
   CacheReport report{.usage = store_.GetUsage()};
   std::map<Digest, const BlobStore::BlobUsage*> blobs;
   for (const BlobStore::BlobUsage& blob : report.usage.blobs) blobs[blob.key] = &blob;
   std::lock_guard lock(mutex_);
+  const std::set<Digest> used = LayersInUse();
   for (const auto& [manifest, known] : images_) {
     CachedImage image{.image = known.record.image,
                       .manifest_digest = manifest,
                       .pinned = known.record.pinned,
-                      .mounted = known.users > 0};
+                      .mounted = known.IsUsed(used)};
     for (const LayerDescriptor& layer : known.record.layers) {
       image.layers.push_back(layer.digest);
       const auto blob = blobs.find(layer.Key());
@@ -189,9 +215,12 @@ absl::StatusOr<CacheCleanup> ImageCache::Clean(std::optional<uint64_t> bytes) {
   store_.Shrink(bytes.value_or(before.limit_bytes));
   const CacheReport report = Report();
   std::lock_guard lock(mutex_);
+  const std::set<Digest> used = LayersInUse();
   for (const CachedImage& image : report.images) {
     const auto known = images_.find(image.manifest_digest);
-    if (known == images_.end() || known->second.users > 0 || known->second.record.pinned) continue;
+    if (known == images_.end() || known->second.IsUsed(used) || known->second.record.pinned) {
+      continue;
+    }
     if (image.present_bytes > 0) continue;
     Drop(image.manifest_digest);
     ++cleanup.removed_images;
@@ -205,16 +234,18 @@ absl::StatusOr<CacheCleanup> ImageCache::Clean(std::optional<uint64_t> bytes) {
 void ImageCache::RemoveUnneeded(CacheCleanup* cleanup) {
   std::set<Digest> blobs;
   std::set<std::string> names;
-  for (const auto& [manifest, known] : images_) {
-    names.insert(std::filesystem::path(PathOf(manifest)).filename());
-    if (!known.record.layers.empty()) {
-      names.insert(MergedMetadataName(known.record.layers));
-    }
-    for (const LayerDescriptor& layer : known.record.layers) {
+  const auto need = [&](const std::vector<LayerDescriptor>& layers) {
+    if (!layers.empty()) names.insert(MergedMetadataName(layers));
+    for (const LayerDescriptor& layer : layers) {
       blobs.insert(layer.Key());
       names.insert(LayerMetadataName(layer));
     }
+  };
+  for (const auto& [manifest, known] : images_) {
+    names.insert(std::filesystem::path(PathOf(manifest)).filename());
+    need(known.record.layers);
   }
+  for (const auto& layers : used_layers_) need(layers);
   for (const BlobStore::BlobUsage& blob : store_.GetUsage().blobs) {
     if (blobs.contains(blob.key) || blob.attached) continue;
     if (absl::Status status = store_.Remove(blob.key); status.ok()) {
@@ -272,8 +303,9 @@ absl::StatusOr<CacheCleanup> ImageCache::Remove(const std::string& name) {
   std::lock_guard lock(mutex_);
   const std::vector<Digest> found = Find(name);
   if (found.empty()) return absl::NotFoundError(fmt::format("there is no image {} here", name));
+  const std::set<Digest> used = LayersInUse();
   for (const Digest& manifest : found) {
-    if (images_[manifest].users == 0) continue;
+    if (!images_[manifest].IsUsed(used)) continue;
     return absl::FailedPreconditionError(fmt::format("image {} is mounted", name));
   }
   for (const Digest& manifest : found) {

@@ -10,10 +10,12 @@
 #define LAMINA_FS_ENGINE_IMAGE_CACHE_H_
 
 #include <cstdint>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -64,6 +66,9 @@ class ImageCache {
   // The image is in use as long as the returned object lives: nothing of it is removed. It must not
   // outlive the cache.
   std::shared_ptr<void> Use(const ImageRecord& image);
+  // The same for layers that are mounted without an image, by themselves or merged. Images that have no
+  // other layers than such are in use as well.
+  std::shared_ptr<void> UseLayers(std::vector<chunkstore::LayerDescriptor> layers);
 
   CacheReport Report();
   // Evicts down to `bytes`, or to the limit if there is none. Then removes images of which nothing
@@ -80,6 +85,8 @@ class ImageCache {
   struct Known {
     ImageRecord record;
     int users = 0;
+
+    bool IsUsed(const std::set<Digest>& used_layers) const;
   };
 
   void Load();
@@ -87,6 +94,7 @@ class ImageCache {
   std::string PathOf(const Digest& manifest) const;
   absl::Status Save(const ImageRecord& record) const;
   void Drop(const Digest& manifest);
+  std::set<Digest> LayersInUse() const;
   void ApplyPins();
   std::vector<Digest> Find(const std::string& name) const;
   void RemoveUnneeded(CacheCleanup* cleanup);
@@ -95,6 +103,7 @@ class ImageCache {
   chunkstore::BlobStore& store_;
   std::mutex mutex_;
   std::map<Digest, Known> images_;
+  std::list<std::vector<chunkstore::LayerDescriptor>> used_layers_;
 };
 
 }  // namespace lamina::fs

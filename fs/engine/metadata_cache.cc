@@ -40,7 +40,8 @@ struct MarksRecord {
   char magic[8];
   uint8_t implied_root;
   uint8_t implied_directories;
-  uint8_t padding[6];
+  uint8_t opaque_root;
+  uint8_t padding[5];
 };
 static_assert(sizeof(MarksRecord) == 16);
 constexpr char kTrailerMagic[8] = {'L', 'A', 'M', 'I', 'N', 'A', 'M', 'D'};
@@ -133,7 +134,7 @@ absl::Status MergeInto(const std::string& path, const std::vector<std::shared_pt
 
 Digest LayerKey(const chunkstore::LayerDescriptor& layer) {
   Hasher hasher;
-  hasher.Update(AsBytes("layer"));
+  hasher.Update(AsBytes("layer 2"));  // changes with what is written for one
   const Digest key = CacheKey(std::span(&layer, 1));
   hasher.Update(std::as_bytes(std::span(key.bytes)));
   return hasher.Finish();
@@ -156,7 +157,8 @@ absl::Status WriteLayer(const std::string& path, const Blob& blob, const Digest&
       (image.size() + tail + kLayerAlignment - 1) / kLayerAlignment * kLayerAlignment;
   image.resize(size - tail, '\0');
   MarksRecord marks{.implied_root = layer.marks.implied_root,
-                    .implied_directories = layer.marks.implied_directories};
+                    .implied_directories = layer.marks.implied_directories,
+                    .opaque_root = layer.marks.opaque_root};
   std::memcpy(marks.magic, kMarksMagic, sizeof(kMarksMagic));
   image.append(reinterpret_cast<const char*>(&marks), sizeof(marks));
   Seal(image, size);
@@ -172,8 +174,9 @@ absl::StatusOr<LayerMetadata> OpenLayer(const std::string& path) {
   if (std::memcmp(marks.magic, kMarksMagic, sizeof(kMarksMagic)) != 0) {
     return absl::DataLossError(path + ": not the metadata of a layer");
   }
-  return LayerMetadata{std::make_shared<const MergedMetadata>(std::move(metadata)),
-                       {marks.implied_root != 0, marks.implied_directories != 0}};
+  return LayerMetadata{
+      std::make_shared<const MergedMetadata>(std::move(metadata)),
+      {marks.implied_root != 0, marks.implied_directories != 0, marks.opaque_root != 0}};
 }
 
 }  // namespace

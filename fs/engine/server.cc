@@ -267,10 +267,14 @@ class Server {
   }
 
   void Accept() {
-    UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!socket.valid()) return;
+    absl::StatusOr<UniqueFd> socket = AcceptUnix(listener_.get());
+    if (!socket.ok() && accept_failed_.ok()) {
+      spdlog::error("control socket: {}", std::string(socket.status().message()));
+    }
+    accept_failed_ = socket.status();
+    if (!socket.ok() || !socket->valid()) return;
     served_ = true;
-    connections_.emplace_back(*engine_, std::move(socket), wake_.get());
+    connections_.emplace_back(*engine_, *std::move(socket), wake_.get());
   }
 
   static void Drain(int fd) {
@@ -289,6 +293,7 @@ class Server {
   bool hand_over_ = false;
   std::list<Connection> connections_;
   bool served_ = false;
+  absl::Status accept_failed_;  // as long as it lasts
 };
 
 }  // namespace

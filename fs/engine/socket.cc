@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <grp.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -87,6 +88,16 @@ absl::StatusOr<UniqueFd> ConnectUnix(const std::string& directory, const std::st
     return ErrnoStatus(error, text);
   }
   return fd;
+}
+
+absl::StatusOr<UniqueFd> AcceptUnix(int listener) {
+  UniqueFd socket(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+  if (socket.valid()) return socket;
+  const int error = errno;
+  if (error == EINTR || error == EAGAIN || error == ECONNABORTED) return UniqueFd();
+  constexpr int kPauseMilliseconds = 50;
+  ::poll(nullptr, 0, kPauseMilliseconds);
+  return ErrnoStatus(error, "accept a connection");
 }
 
 absl::StatusOr<std::string> ReadLine(int socket) {

@@ -25,6 +25,11 @@ absl::Status AllowGroup(const std::string& socket_path, const std::string& group
 // kUnavailable if nothing listens there.
 absl::StatusOr<UniqueFd> ConnectUnix(const std::string& directory, const std::string& name);
 
+// Accepts a connection of a listening socket that is ready. Not valid if its client has gone meanwhile.
+// An error, as for want of descriptors, comes after a pause: the connection stays in the queue, and
+// whoever polls the socket must not do nothing else.
+absl::StatusOr<UniqueFd> AcceptUnix(int listener);
+
 // One line without its newline; kUnavailable if the other side closes before it is complete.
 absl::StatusOr<std::string> ReadLine(int socket);
 absl::Status WriteLine(int socket, std::string_view line);

@@ -89,7 +89,8 @@ absl::Status RunFusermount(std::vector<std::string> arguments, int socket) {
 
 absl::StatusOr<UniqueFd> ReceiveDescriptor(int socket) {
   ASSIGN_OR_RETURN(DescriptorMessage message, ReceiveDescriptorMessage(socket), "{}", kFusermount);
-  if (message.fd.valid()) return std::move(message.fd);
+  UniqueFd fd = message.TakeFirst();
+  if (fd.valid()) return fd;
   return absl::InternalError(fmt::format("{} sent no descriptor", kFusermount));
 }
 

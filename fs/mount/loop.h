@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Loop devices, for kernels whose EROFS mounts block devices only.
+// Loop devices: for kernels whose EROFS mounts block devices only, and for disks of a limited size.
 #ifndef LAMINA_FS_MOUNT_LOOP_H_
 #define LAMINA_FS_MOUNT_LOOP_H_
 
@@ -11,11 +11,11 @@
 
 namespace lamina::fs {
 
-// A read-only loop device. The kernel takes it away when its last user has closed it: the object
-// here is one user, a mount is another.
+// A loop device with blocks of 4096 bytes. The kernel takes it away when its last user has closed it:
+// the object here is one user, a mount is another.
 class LoopDevice {
  public:
-  static absl::StatusOr<LoopDevice> Attach(const std::string& file);
+  static absl::StatusOr<LoopDevice> Attach(const std::string& file, bool writable = false);
 
   const std::string& path() const { return path_; }  // "/dev/loop7"
 

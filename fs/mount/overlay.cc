@@ -18,15 +18,8 @@
 namespace lamina::fs {
 namespace {
 
-// The upper directory must be a plain layer: whiteouts and opaque directories, nothing that only
-// this mount understands. Marks of that kind in lower layers are not followed either.
-constexpr std::pair<const char*, const char*> kOptions[] = {
-    {"index", "off"}, {"metacopy", "off"}, {"nfs_export", "off"}, {"redirect_dir", "nofollow"}};
-
-}  // namespace
-
 // The initial user namespace maps all of its 2^32 - 1 ids to themselves (user_namespaces(7)).
-absl::StatusOr<bool> OverlayNeedsUserXattr() {
+absl::StatusOr<bool> InUserNamespace() {
   constexpr const char* kMap = "/proc/self/uid_map";
   ASSIGN_OR_RETURN(const UniqueFd fd, OpenFile(kMap, O_RDONLY));
   char text[128];
@@ -39,6 +32,17 @@ absl::StatusOr<bool> OverlayNeedsUserXattr() {
     at = std::from_chars(at, text + length, field).ptr;
   }
   return fields[0] != 0 || fields[1] != 0 || fields[2] != UINT32_MAX;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::string>> OverlayOptions() {
+  std::vector<std::string> options = {"index=off", "metacopy=off", "nfs_export=off",
+                                      "redirect_dir=nofollow"};
+  ASSIGN_OR_RETURN(const bool user_namespace, InUserNamespace());
+  // There overlayfs cannot keep its marks in trusted.overlay.*.
+  if (user_namespace) options.emplace_back("userxattr");
+  return options;
 }
 
 absl::Status CopyDirectoryAttributes(const std::string& from, const std::string& to) {
@@ -65,9 +69,13 @@ absl::Status MountOverlayByLayer(const OverlayDirectories& directories, const st
   }
   RETURN_IF_ERROR(context.SetPath("upperdir", directories.upper));
   RETURN_IF_ERROR(context.SetPath("workdir", directories.work));
-  for (const auto& [key, value] : kOptions) RETURN_IF_ERROR(context.SetString(key, value));
-  ASSIGN_OR_RETURN(const bool user_namespace, OverlayNeedsUserXattr());
-  if (user_namespace) RETURN_IF_ERROR(context.SetFlag("userxattr"));
+  ASSIGN_OR_RETURN(const std::vector<std::string> options, OverlayOptions());
+  for (const std::string& option : options) {
+    const size_t equals = option.find('=');
+    RETURN_IF_ERROR(equals == option.npos
+                        ? context.SetFlag(option)
+                        : context.SetString(option.substr(0, equals), option.substr(equals + 1)));
+  }
   ASSIGN_OR_RETURN(const UniqueFd mount, context.Mount(0));
   return AttachMount(mount, target);
 }
@@ -90,9 +98,8 @@ absl::Status MountOverlayByString(const OverlayDirectories& directories,
   ASSIGN_OR_RETURN(const std::string upper, path_of(directories.upper));
   ASSIGN_OR_RETURN(const std::string work, path_of(directories.work));
   data += fmt::format(",upperdir={},workdir={}", upper, work);
-  for (const auto& [key, value] : kOptions) data += fmt::format(",{}={}", key, value);
-  ASSIGN_OR_RETURN(const bool user_namespace, OverlayNeedsUserXattr());
-  if (user_namespace) data += ",userxattr";
+  ASSIGN_OR_RETURN(const std::vector<std::string> options, OverlayOptions());
+  for (const std::string& option : options) data += "," + option;
   if (data.size() >= static_cast<size_t>(::sysconf(_SC_PAGESIZE))) {
     return absl::UnimplementedError(
         fmt::format("overlay: {} layers are more than this kernel takes (Linux 6.7 takes them)",

@@ -24,8 +24,11 @@ absl::Status MountOverlayByLayer(const OverlayDirectories& directories, const st
 // With mount(2), whose options must fit in a page.
 absl::Status MountOverlayByString(const OverlayDirectories& directories, const std::string& target);
 
-// In a user namespace overlayfs must keep its marks in user.overlay.* (option "userxattr").
-absl::StatusOr<bool> OverlayNeedsUserXattr();
+// What every overlay mount of ours has besides directories, each as "key=value" or "key". Layers come
+// from images: nothing in them may lead elsewhere (redirects, metacopy), directories of several mounts
+// may be the same (index), and what is written stays a plain layer: whiteouts and opaque directories,
+// nothing that only this mount understands.
+absl::StatusOr<std::vector<std::string>> OverlayOptions();
 
 // Gives a directory owner, mode and time of another one. overlayfs shows those of the upper directory
 // for the root of the merged tree, so it must have those of the root below.

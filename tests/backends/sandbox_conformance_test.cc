@@ -12,7 +12,9 @@
 #include <filesystem>
 #include <thread>
 
+#include "backends/agent_client.h"
 #include "backends/launcher.h"
+#include "fs/engine/socket.h"
 #include "tests/backends/sandbox_testing.h"
 
 namespace lamina::backends {
@@ -134,6 +136,12 @@ TEST_P(SandboxTest, TimeoutKillsAndIsTold) {
   EXPECT_GE(spun.cpu_time, milliseconds(500));
 }
 
+TEST_P(SandboxTest, ProgramsStartWithOrdinarySignals) {
+  // Neither blocked nor ignored, as if started by a shell.
+  EXPECT_EQ(Output(Make(), "grep -E 'Sig(Blk|Ign)' /proc/self/status"),
+            "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n");
+}
+
 TEST_P(SandboxTest, OutOfMemoryIsToldFromKill) {
   SandboxOptions options = Options();
   options.limits.memory_bytes = 64 << 20;
@@ -187,6 +195,43 @@ TEST_P(SandboxTest, StandardInputIsStreamed) {
   writer.join();
 }
 
+TEST_P(SandboxTest, InputAndOutputDoNotWaitForEachOther) {
+  Sandbox& sandbox = Make();
+  const std::string input = machine_->path("input");
+  ASSERT_EQ(WriteFileAtomically(input, std::string(5'000'000, 'i')), absl::OkStatus());
+  const absl::StatusOr<UniqueFd> file = OpenFile(input, O_RDONLY);
+  ASSERT_EQ(file.status(), absl::OkStatus());
+  // More than any buffer holds, both ways.
+  const ExecResult result = Run(sandbox, {.script = "head -c 3000000 /dev/zero; cat",
+                                          .stdin_fd = file->get(),
+                                          .kept_output = 0,
+                                          .timeout = seconds(60)});
+  EXPECT_EQ(result.Verdict(), "accepted");
+  EXPECT_EQ(result.output_bytes, 8'000'000);
+}
+
+TEST_P(SandboxTest, SignalsDoNotWaitBehindInput) {
+  Sandbox& sandbox = Make();
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::pipe2(ends.data(), O_CLOEXEC), 0);
+  const UniqueFd reading(ends[0]);
+  const UniqueFd writing(ends[1]);
+  const ExecResult result = Run(
+      sandbox,
+      {.script = "trap 'exit 3' USR1; echo ready; while :; do sleep 0.05; done",
+       .stdin_text = std::string(3'000'000, 'x'),
+       .on_output = [&](Stream, std::string_view) { std::ignore = ::write(writing.get(), "!", 1); },
+       .signal_fd = reading.get(),
+       .next_signal =
+           [&] {
+             char byte = 0;
+             return ::read(reading.get(), &byte, 1) == 1 ? SIGUSR1 : 0;
+           },
+       .timeout = seconds(30)});
+  EXPECT_EQ(result.ending, ExecEnding::kExited);
+  EXPECT_EQ(result.exit_code, 3);
+}
+
 TEST_P(SandboxTest, SignalsArePassedOn) {
   Sandbox& sandbox = Make();
   std::array<int, 2> ends{};
@@ -221,6 +266,26 @@ TEST_P(SandboxTest, EnvironmentIsTheImagesAndWhatWasGiven) {
             absl::StatusCode::kInvalidArgument);
 }
 
+TEST_P(SandboxTest, TheWorkingDirectoryIsTheOneThatWasAskedFor) {
+  SandboxOptions options = Options();
+  options.working_directory = "/etc";
+  Sandbox& sandbox = Make(options);
+  EXPECT_EQ(Output(sandbox, "pwd"), "/etc\n");
+  EXPECT_EQ(Run(sandbox, {.script = "pwd", .working_directory = "/bin"}).standard_output, "/bin\n");
+  EXPECT_EQ(Output(Make(), "pwd"), can().call_files ? "/tmp\n" : "/\n");
+}
+
+TEST_P(SandboxTest, TheDiskHasTheSizeThatWasAskedFor) {
+  SandboxOptions options = Options();
+  options.limits.disk_bytes = 8 << 20;
+  Sandbox& sandbox = Make(options);
+  EXPECT_EQ(Shell(sandbox, "head -c 4000000 /dev/zero > /tmp/file").Verdict(), "accepted");
+  EXPECT_NE(Shell(sandbox, "head -c 9000000 /dev/zero > /tmp/file").Verdict(), "accepted");
+  const std::string directory = SandboxesDirectory(machine_->options()) + "/" + sandbox.id();
+  EXPECT_EQ(std::filesystem::exists(directory + "/disk.img"), !can().call_files)
+      << "calls write to memory, and need no file system";
+}
+
 TEST_P(SandboxTest, ManyProgramsRunAtATime) {
   SandboxOptions options = Options();
   options.warm = 4;
@@ -242,6 +307,25 @@ TEST_P(SandboxTest, ManyProgramsRunAtATime) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(right, 4 * count);
+}
+
+TEST_P(SandboxTest, OneRequestTooManyIsToldWhyItIsRefused) {
+  Sandbox& sandbox = Make();
+  const std::string directory = SandboxesDirectory(machine_->options()) + "/" + sandbox.id();
+  {
+    std::vector<UniqueFd> idle;
+    for (int connection = 0; connection < 512; ++connection) {
+      absl::StatusOr<UniqueFd> connected = fs::ConnectUnix(directory, kAgentSocket);
+      ASSERT_EQ(connected.status(), absl::OkStatus());
+      idle.push_back(*std::move(connected));
+    }
+    const absl::Status refused = sandbox.Exec({.script = "true"}).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("512 requests"));
+  }
+  const auto runs = [&] { return sandbox.Exec({.script = "true"}).ok(); };
+  for (int turn = 0; turn < 500 && !runs(); ++turn) ::usleep(10'000);
+  EXPECT_TRUE(runs());
 }
 
 TEST_P(SandboxTest, SessionsKeepDirectoryAndEnvironment) {
@@ -316,6 +400,27 @@ TEST_P(SandboxTest, FilesGoInAndOut) {
     std::filesystem::remove_all(machine_->path(made));
 }
 
+TEST_P(SandboxTest, FilesGoWithACallUpToANumber) {
+  Sandbox& sandbox = Make();
+  std::vector<std::string> names;
+  for (size_t file = 0; file < agent::kMaxCallFiles; ++file)
+    names.push_back(fmt::format("{}", file));
+  ExecRequest request{.script = "cat in; echo made > 7",
+                      .files_in = {{.path = "in", .content = "given"}},
+                      .files_out = names};
+  if (!can().call_files) {
+    EXPECT_EQ(sandbox.Exec(request).status().code(), absl::StatusCode::kUnimplemented);
+    return;
+  }
+  const ExecResult result = Run(sandbox, request);
+  EXPECT_EQ(result.standard_output, "given");
+  ASSERT_EQ(result.files_out.size(), names.size());
+  EXPECT_EQ(result.files_out[7].content, "made\n");
+  EXPECT_THAT(result.files_out[8].error, HasSubstr("No such file"));
+  request.files_out.push_back("more");
+  EXPECT_EQ(sandbox.Exec(request).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST_P(SandboxTest, UsersAreTheImages) {
   SandboxOptions options = Options();
   options.user = "app";
@@ -327,7 +432,8 @@ TEST_P(SandboxTest, UsersAreTheImages) {
   }
   Sandbox& sandbox = Make(options);
   EXPECT_EQ(Output(sandbox, "echo $(id -u) $(id -g) $HOME"), "1234 1235 /home/app\n");
-  EXPECT_EQ(Run(sandbox, {.script = "id -u", .user = "root"}).standard_output, "0\n");
+  EXPECT_EQ(Run(sandbox, {.script = "echo $(id -u) $HOME", .user = "root"}).standard_output,
+            "0 /root\n");
   EXPECT_EQ(Run(sandbox, {.script = "id -u; id -g", .user = "5:6"}).standard_output, "5\n6\n");
   EXPECT_EQ(sandbox.Exec({.script = "id", .user = "ghost"}).status().code(),
             absl::StatusCode::kNotFound);
@@ -478,6 +584,38 @@ TEST_P(SandboxTest, TimesToLiveEndSandboxes) {
   wait_for_end(idle);
   EXPECT_EQ(launcher().RemoveLeftovers(), absl::OkStatus());
   EXPECT_THAT(machine_->Leftovers(), IsEmpty());
+}
+
+TEST_P(SandboxTest, ASandboxWhoseRecordCannotBeReadIsLeftAlone) {
+  Sandbox& sandbox = Make();
+  const std::string record =
+      SandboxesDirectory(machine_->options()) + "/" + sandbox.id() + "/record.json";
+  ASSERT_EQ(WriteFileAtomically(record, R"({"version": 2})"), absl::OkStatus());
+  EXPECT_EQ(launcher().RemoveLeftovers(), absl::OkStatus());
+  EXPECT_EQ(Output(sandbox, "echo still here"), "still here\n");
+  const std::vector<ListedSandbox> listed = launcher().List().value();
+  ASSERT_EQ(listed.size(), 1);
+  EXPECT_EQ(listed[0].record.id, sandbox.id());
+  EXPECT_FALSE(listed[0].problem.ok());
+  EXPECT_EQ(launcher().Remove(sandbox.id()), absl::OkStatus());
+  EXPECT_EQ(launcher().Remove(sandbox.id()).code(), absl::StatusCode::kNotFound);
+}
+
+TEST_P(SandboxTest, WhoeverRemovesLeftoversIsNotInTheWayOfOthers) {
+  std::atomic<bool> stop = false;
+  std::thread sweeper([&] {
+    while (!stop) EXPECT_EQ(launcher().RemoveLeftovers(), absl::OkStatus());
+  });
+  const int count = Repetitions(3);
+  for (int turn = 0; turn < count; ++turn) {
+    const auto made = launcher().Create(*GetParam(), Options());
+    EXPECT_EQ(made.status(), absl::OkStatus());
+    if (!made.ok()) continue;
+    EXPECT_EQ(Output(**made, "echo up"), "up\n");
+    EXPECT_EQ((*made)->Stop(), absl::OkStatus());
+  }
+  stop = true;
+  sweeper.join();
 }
 
 TEST_P(SandboxTest, NothingIsLeftOfManySandboxes) {

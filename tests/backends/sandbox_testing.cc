@@ -88,8 +88,7 @@ TestMachine::~TestMachine() {
   const absl::StatusOr<std::vector<ListedSandbox>> left = launcher_.List();
   if (left.ok()) {
     for (const ListedSandbox& listed : *left) {
-      const auto sandbox = launcher_.Find(listed.record.id);
-      if (sandbox.ok()) (*sandbox)->Stop().IgnoreError();
+      launcher_.Remove(listed.record.id).IgnoreError();
     }
   }
 }

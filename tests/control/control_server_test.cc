@@ -25,7 +25,7 @@ class ControlServerTest : public ::testing::Test {
     engine_ = *std::move(engine);
     auto listener = ListenUnix(image_.state(), "api.sock");
     ASSERT_TRUE(listener.ok()) << listener.status();
-    auto server = ControlServer::Start(*engine_, *std::move(listener));
+    auto server = StartControlServer(*engine_, *std::move(listener));
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
     stub_ = control::v1::Mounts::NewStub(grpc::CreateChannel("unix:" + image_.state() + "/api.sock",
@@ -60,7 +60,7 @@ class ControlServerTest : public ::testing::Test {
 
   TestImage image_;
   std::unique_ptr<Engine> engine_;
-  std::unique_ptr<ControlServer> server_;
+  std::unique_ptr<GrpcServer> server_;
   std::unique_ptr<control::v1::Mounts::Stub> stub_;
 };
 

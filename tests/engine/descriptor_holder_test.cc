@@ -71,11 +71,11 @@ TEST_P(NotifyTest, DescriptorsGoToTheHolderAndAreRemovedByName) {
 
   const DescriptorMessage store = Receive(systemd_.get());
   EXPECT_EQ(store.text, "FDSTORE=1\nFDNAME=fuse-7");
-  ASSERT_TRUE(store.fd.valid());
-  EXPECT_EQ(InodeOf(store.fd.get()), InodeOf(file.get()));
+  ASSERT_EQ(store.fds.size(), 1);
+  EXPECT_EQ(InodeOf(store.fds[0].get()), InodeOf(file.get()));
   const DescriptorMessage remove = Receive(systemd_.get());
   EXPECT_EQ(remove.text, "FDSTOREREMOVE=1\nFDNAME=fuse-7");
-  EXPECT_FALSE(remove.fd.valid());
+  EXPECT_TRUE(remove.fds.empty());
   EXPECT_EQ(Receive(systemd_.get()).text, "READY=1");
 }
 

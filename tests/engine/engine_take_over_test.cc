@@ -61,7 +61,7 @@ class EngineTakeOverTest : public ::testing::TestWithParam<Transport> {
       const std::string name = message.substr(message.find("FDNAME=") + 7);
       if (message.starts_with("FDSTOREREMOVE=1")) held_.erase(name);
       if (!message.starts_with("FDSTORE=1")) continue;
-      held_.emplace(name, std::move(received->fd));
+      held_.emplace(name, received->TakeFirst());
     }
   }
   // An engine in a process that does `work` and is then killed.

@@ -428,6 +428,27 @@ TEST(ReadLayerTest, TakesNothingElseOfOverlayfsFromAnImage) {
   EXPECT_EQ(d.xattrs[0].name, "user.kept");
 }
 
+TEST(ReadLayerTest, MarksTakeTheFormThatEveryKernelKnows) {
+  Layer layer;
+  layer.Directory("d", 0755, {{"user.overlay.opaque", "y"}})
+      .Directory("x", 0755, {{"trusted.overlay.opaque", "x"}})
+      .Add("x/gone", {.mode = S_IFREG | 0600, .xattrs = {{"trusted.overlay.whiteout", ""}}})
+      .Add("x/file", {.mode = S_IFREG | 0600, .xattrs = {{"trusted.overlay.opaque", "y"}}});
+  layer.tree().inode(Tree::kRoot).xattrs = {{"trusted.overlay.opaque", "y"}};
+  const LayerTree read = ReadAlone(layer);
+  const Inode& d = read.tree.inode(*read.tree.Find(Tree::kRoot, "d"));
+  ASSERT_EQ(d.xattrs.size(), 1u);
+  EXPECT_EQ(d.xattrs[0].name, "trusted.overlay.opaque");
+  EXPECT_EQ(d.xattrs[0].value, "y");
+  const InodeIndex x = *read.tree.Find(Tree::kRoot, "x");
+  EXPECT_TRUE(read.tree.inode(x).xattrs.empty());
+  const Inode& gone = read.tree.inode(*read.tree.Find(x, "gone"));
+  EXPECT_TRUE(gone.is_whiteout());
+  EXPECT_TRUE(gone.xattrs.empty());
+  EXPECT_TRUE(read.tree.inode(*read.tree.Find(x, "file")).xattrs.empty());
+  EXPECT_TRUE(read.marks.opaque_root);
+}
+
 TEST(ReadLayerTest, SaysWhatTheArchiveHadNoAttributesFor) {
   const std::vector<Xattr> implied = {{std::string(kImpliedXattr), "y"}};
   Layer layer;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Messages that bring descriptors along: whatever comes, and however many, the first one is given out
-// and none stays open.
+// Messages that bring descriptors along: whatever comes, and however many, some are given out and none
+// stays open.
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -17,7 +17,7 @@
 
 namespace {
 
-constexpr size_t kMaxDescriptors = 7;
+constexpr size_t kMostSent = lamina::kMaxDescriptors + 2;
 
 void Require(bool condition) {
   if (!condition) std::abort();
@@ -32,7 +32,7 @@ int FreeDescriptor() {
 }
 
 void Send(int socket, std::string_view text, size_t descriptors) {
-  std::array<int, kMaxDescriptors> fds{};
+  std::array<int, kMostSent> fds{};
   fds.fill(STDERR_FILENO);
   iovec data{const_cast<char*>(text.data()), text.size()};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(fds))] = {};
@@ -56,7 +56,7 @@ void Send(int socket, std::string_view text, size_t descriptors) {
 // The first byte says how many descriptors come, the others are the text.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 2) return 0;
-  const size_t descriptors = data[0] % (kMaxDescriptors + 1);
+  const size_t descriptors = data[0] % (kMostSent + 1);
   const std::string_view text(reinterpret_cast<const char*>(data + 1),
                               std::min<size_t>(size - 1, 2 * lamina::kMaxDescriptorMessage));
   int ends[2];
@@ -68,8 +68,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   {
     const auto message = lamina::ReceiveDescriptorMessage(ours.get());
     Require(message.ok() && message->text == text.substr(0, lamina::kMaxDescriptorMessage));
-    Require(message->fd.valid() == (descriptors > 0));
-    if (descriptors > 0) Require((::fcntl(message->fd.get(), F_GETFD) & FD_CLOEXEC) != 0);
+    Require(message->fds.size() == std::min(descriptors, lamina::kMaxDescriptors));
+    for (const lamina::UniqueFd& fd : message->fds) {
+      Require((::fcntl(fd.get(), F_GETFD) & FD_CLOEXEC) != 0);
+    }
   }
   Require(FreeDescriptor() == free);
   return 0;

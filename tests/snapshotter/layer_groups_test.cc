@@ -42,6 +42,12 @@ TEST(GroupLayers, DirectoriesThatSayNothingOfThemselvesAreMergedWithWhatIsBelow)
   EXPECT_EQ(groups[0].layers[2].layer.digest, layers[2].layer.digest);
 }
 
+TEST(GroupLayers, LayersBelowAnOpaqueRootAreHiddenByMerging) {
+  std::vector<LazyLayer> layers = Layers(4);
+  layers[1].marks.opaque_root = true;
+  EXPECT_EQ(Sizes(GroupLayers(layers, true)), (std::vector<int>{2, -1, -1}));
+}
+
 // Image specification, config.md, "Layer ChainID".
 TEST(ChainId, IsTheDiffIdOfTheLowestAndADigestAboveIt) {
   const Digest first = Digest::Of(AsBytes("1"));

@@ -160,6 +160,54 @@ TEST_F(SnapshotterTest, LayersOfNoSnapshotAreUnmountedAndComeBack) {
   EXPECT_EQ(Read("hello.txt"), image_.hello());
 }
 
+TEST_F(SnapshotterTest, LayersCanBeUsedAgainWhileTheyAreUnmounted) {
+  const std::string base = PullLayer("sha256:base");
+  for (int turn = 0; turn < 60; ++turn) {
+    Mount(snapshotter_->Create(Kind::kActive, "active", base, {}));
+    ASSERT_EQ(Read("hello.txt"), image_.hello()) << turn;
+    ASSERT_EQ(::umount2(image_.mountpoint().c_str(), 0), 0);
+    ASSERT_TRUE(snapshotter_->Remove("active").ok());
+    // About when they have been idle for long enough.
+    std::this_thread::sleep_for(std::chrono::microseconds(48'000 + 100 * turn));
+  }
+}
+
+TEST_F(SnapshotterTest, TheCacheKeepsWhatIsMounted) {
+  const auto metadata_files = [this] {
+    size_t count = 0;
+    for (const auto& entry :
+         std::filesystem::recursive_directory_iterator(image_.state() + "/images")) {
+      if (entry.path().filename() == "metadata") ++count;
+    }
+    return count;
+  };
+  fs::ImageCache& images = engine_->images();
+  const std::string base = PullLayer("sha256:base");
+  EXPECT_EQ(metadata_files(), 0u) << "that of the lowest layer is made when it is mounted";
+  ASSERT_TRUE(images.Remove(image_.reference()).ok());
+  ASSERT_TRUE(snapshotter_->Create(Kind::kActive, "active", base, {}).ok());
+  const size_t mounted = metadata_files();
+  EXPECT_GT(mounted, 0u);
+  ASSERT_TRUE(images.Clean(0).ok());
+  EXPECT_EQ(metadata_files(), mounted) << "of layers that no image has";
+
+  const absl::StatusOr<fs::Image> image = engine_->OpenImage(image_.reference(), {});
+  ASSERT_TRUE(image.ok()) << image.status();
+  ASSERT_TRUE(engine_->AttachLayers(*image)[0].ok());
+  EXPECT_TRUE(images.Report().images.at(0).mounted);
+  EXPECT_TRUE(absl::IsFailedPrecondition(images.Remove(image_.reference()).status()));
+  Open();
+  EXPECT_FALSE(engine_->images().Report().images.at(0).mounted)
+      << "the engine took its mounts along";
+  ASSERT_TRUE(snapshotter_->Mounts("active").ok());
+  EXPECT_TRUE(engine_->images().Report().images.at(0).mounted);
+  ASSERT_TRUE(snapshotter_->Remove("active").ok());
+  for (int i = 0; i < 200 && MountedLayers() > 0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_TRUE(engine_->images().Remove(image_.reference()).ok());
+}
+
 TEST_F(SnapshotterTest, SnapshotsOfAnEarlierProcessAreThere) {
   const std::string base = PullLayer("sha256:base");
   Mount(snapshotter_->Create(Kind::kActive, "active", base, {}));
@@ -182,6 +230,16 @@ TEST_F(SnapshotterTest, RemovedSnapshotsLeaveNothing) {
   snapshotter_->Cleanup();
   for (const auto& entry : std::filesystem::directory_iterator(image_.state() + "/snapshots")) {
     EXPECT_EQ(entry.path().filename(), "db");
+  }
+}
+
+TEST_F(SnapshotterTest, StateDirectoriesThatOverlayfsWouldTakeApartAreRefused) {
+  for (const char* name : {"a,b", "a:b", "a\\b"}) {
+    const std::string state = image_.state() + "/" + name;
+    std::filesystem::create_directory(state);
+    const absl::Status refused = Snapshotter::Open({.state = state}, *engine_, nullptr).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr(state));
   }
 }
 

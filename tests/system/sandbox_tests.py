@@ -5,7 +5,7 @@ import json
 import signal
 import subprocess
 
-from harness import check, check_equal, program, test
+from harness import check, check_equal, program, test, wait_until
 from run_container_tests import busybox_image
 
 
@@ -198,3 +198,36 @@ def _(workspace):
     result = workspace.lamina("run", "--backend=auto", "--needs=own-kernel", image,
                               f"--state={workspace.state}", "true", status=1)
     check("no kernel of its own" in result.stderr, result.stderr)
+
+
+@test("sandbox.one-that-cannot-be-removed-is-no-harm-to-others")
+def _(workspace):
+    image = busybox_image(workspace)
+    stuck = workspace.state / "sandboxes" / "s0123456789ab" / "other"
+    stuck.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "none", stuck], check=True)
+    result = workspace.lamina("run", "--backend=fncall", image, f"--state={workspace.state}", "echo",
+                              "works")
+    check_equal(result.stdout, "works\n", "output")
+    check(f"remove what is left of sandbox {stuck.parent.name}" in result.stderr, result.stderr)
+    check_equal(listed(workspace), {}, "the list")
+    subprocess.run(["umount", stuck], check=True)
+    check_equal(sandbox(workspace, "ls").stderr, "", "messages")
+    check(not stuck.parent.exists(), "it is still there")
+
+
+@test("sandbox.run-that-is-stopped-while-it-starts-leaves-nothing")
+def _(workspace):
+    image = busybox_image(workspace)
+    process = subprocess.Popen([program("LAMINA"), "run", image, f"--state={workspace.state}",
+                                "--backend=fncall", "--", "sleep", "1000"],
+                               stdin=subprocess.DEVNULL)
+    try:
+        sandboxes = workspace.state / "sandboxes"
+        wait_until(lambda: sandboxes.exists() and any(sandboxes.iterdir()), "there is a sandbox")
+        process.send_signal(signal.SIGTERM)
+        check_equal(process.wait(timeout=60), 128 + signal.SIGTERM, "exit code")
+    finally:
+        process.kill()
+    check_equal(list(sandboxes.iterdir()), [], "what is left of sandboxes")
+    workspace.check_nothing_left()

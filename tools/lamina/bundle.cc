@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "backends/crun.h"
+#include "backends/record.h"
 #include "fs/engine/client.h"
 #include "tools/lamina/commands.h"
 
@@ -21,19 +22,6 @@ namespace {
 constexpr const char* kParent = "/run";
 constexpr std::string_view kPrefix = "lamina-run-";
 constexpr int kAttempts = 10;
-
-// An exclusive lock on the directory, if nobody else has one and it is still there.
-std::optional<UniqueFd> Lock(const std::string& path) {
-  absl::StatusOr<UniqueFd> fd = OpenFile(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-  if (!fd.ok() || !TryLock(fd->get()).value_or(false)) return std::nullopt;
-  struct stat by_fd {};
-  struct stat by_path {};
-  if (::fstat(fd->get(), &by_fd) != 0 || ::lstat(path.c_str(), &by_path) != 0 ||
-      by_fd.st_dev != by_path.st_dev || by_fd.st_ino != by_path.st_ino) {
-    return std::nullopt;
-  }
-  return *std::move(fd);
-}
 
 // A mount on rootfs keeps it, so that nothing is ever removed through one.
 void Remove(const std::string& path) {
@@ -47,9 +35,9 @@ void Remove(const std::string& path) {
 absl::StatusOr<Bundle> Bundle::Create() {
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     ASSIGN_OR_RETURN(TemporaryDirectory directory, TemporaryDirectory::Create(kParent, kPrefix));
-    std::optional<UniqueFd> lock = Lock(directory.path());
+    absl::StatusOr<UniqueFd> lock = backends::LockDirectory(directory.path());
     // Before the lock, another process may take the directory for stale.
-    if (!lock.has_value()) continue;
+    if (!lock.ok()) continue;
     Bundle bundle(directory.Keep(), *std::move(lock));
     const std::string rootfs = bundle.rootfs();
     if (::mkdir(rootfs.c_str(), 0755) != 0) return ErrnoStatus(errno, "create " + rootfs);
@@ -71,8 +59,8 @@ void RemoveStaleBundles() {
     if (entry->path().filename().string().starts_with(kPrefix)) paths.push_back(entry->path());
   }
   for (const std::string& path : paths) {
-    const std::optional<UniqueFd> lock = Lock(path);
-    if (!lock.has_value()) continue;
+    const absl::StatusOr<UniqueFd> lock = backends::LockDirectory(path);
+    if (!lock.ok()) continue;
     backends::DeleteContainer(path.substr(path.rfind('/') + 1));
     const std::string rootfs = path + "/rootfs";
     if (const std::optional<std::string> state = fs::StateOfMount(rootfs)) {

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include "backends/crun.h"
 #include "backends/oci_bundle.h"
 #include "chunkstore/base/file.h"
+#include "chunkstore/base/signals.h"
 #include "fs/engine/client.h"
 #include "fs/image/image.h"
 #include "tools/lamina/bundle.h"
@@ -63,14 +63,6 @@ double MillisecondsSince(steady_clock::time_point start) {
   return std::chrono::duration<double, std::milli>(steady_clock::now() - start).count();
 }
 
-// Signals before and after the container runs would leave its mount behind.
-void BlockStopSignals() {
-  sigset_t signals;
-  ::sigemptyset(&signals);
-  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGQUIT}) ::sigaddset(&signals, signal);
-  ::sigprocmask(SIG_BLOCK, &signals, nullptr);
-}
-
 }  // namespace
 
 absl::StatusOr<int> RunContainer(ContainerOptions options) {
@@ -86,6 +78,7 @@ absl::StatusOr<int> RunContainer(ContainerOptions options) {
     ASSIGN_OR_RETURN(options.writable_dir, ExistingDirectory(options.writable_dir),
                      "--writable-dir");
   }
+  // Before and after the container runs they would leave its mount behind.
   BlockStopSignals();
   RemoveStaleBundles();
   ASSIGN_OR_RETURN(const Bundle bundle, Bundle::Create());

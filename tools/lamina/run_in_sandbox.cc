@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "backends/launcher.h"
+#include "chunkstore/base/signals.h"
 #include "fs/image/image.h"
 
 namespace lamina::cli {
@@ -29,10 +30,13 @@ absl::StatusOr<int> RunInSandbox(const ContainerOptions& options, const backends
     return absl::InvalidArgumentError(
         "the image has no entrypoint and no command: say what to run after --");
   }
+  // Before and after the command runs they would leave the sandbox behind. What comes before is passed on
+  // as soon as it runs.
+  BlockStopSignals();
   ASSIGN_OR_RETURN(backends::LauncherOptions launcher_options,
                    ToLauncherOptions(options.state, options.cache));
   backends::Launcher launcher(std::move(launcher_options));
-  RETURN_IF_ERROR(launcher.RemoveLeftovers());
+  RemoveLeftovers(launcher);
   // What a killed run leaves ends soon, and goes with the next one.
   constexpr std::chrono::seconds kIdle{60};
   sandbox_options.idle_ttl = kIdle;

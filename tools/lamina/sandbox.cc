@@ -61,9 +61,7 @@ absl::StatusOr<int> Create(Options& options) {
   ASSIGN_OR_RETURN(sandbox_options.registry, ToSettings(options.registry));
   ASSIGN_OR_RETURN(const backends::Choice choice, ToBackend(options.sandbox, /*stateless=*/false));
   ASSIGN_OR_RETURN(Launcher launcher, Open(options));
-  if (const absl::Status swept = launcher.RemoveLeftovers(); !swept.ok()) {
-    PrintError(std::string(swept.message()));
-  }
+  RemoveLeftovers(launcher);
   ASSIGN_OR_RETURN(const std::unique_ptr<Sandbox> sandbox,
                    launcher.Create(*choice.backend, sandbox_options), "create a sandbox");
   if (options.json) {
@@ -137,6 +135,9 @@ absl::StatusOr<int> Copy(Options& options) {
 }
 
 json ToJson(const ListedSandbox& listed) {
+  if (!listed.problem.ok()) {
+    return {{"id", listed.record.id}, {"problem", std::string(listed.problem.message())}};
+  }
   return {{"id", listed.record.id},
           {"backend", listed.record.backend},
           {"state", backends::StateName(listed.state)},
@@ -160,12 +161,16 @@ absl::StatusOr<int> List(const Options& options) {
     }
     return kExitOk;
   }
-  RETURN_IF_ERROR(launcher.RemoveLeftovers());
+  RemoveLeftovers(launcher);
   ASSIGN_OR_RETURN(const std::vector<ListedSandbox> all, launcher.List());
   json array = json::array();
   std::vector<std::vector<std::string>> rows = {{"id", "backend", "state", "age", "image"}};
   for (const ListedSandbox& listed : all) {
     array.push_back(ToJson(listed));
+    if (!listed.problem.ok()) {
+      rows.push_back({listed.record.id, "", "", "", std::string(listed.problem.message())});
+      continue;
+    }
     const int64_t age = (backends::NowMilliseconds() - listed.record.created_ms) / 1000;
     rows.push_back({listed.record.id, listed.record.backend,
                     std::string(backends::StateName(listed.state)), fmt::format("{} s", age),
@@ -217,10 +222,7 @@ absl::StatusOr<int> Remove(const Options& options) {
   }
   // All that can be removed are, whatever happens to the others.
   absl::Status result;
-  for (const std::string& id : options.ids) {
-    const absl::StatusOr<std::unique_ptr<Sandbox>> sandbox = launcher.Find(id);
-    result.Update(sandbox.ok() ? (*sandbox)->Stop() : sandbox.status());
-  }
+  for (const std::string& id : options.ids) result.Update(launcher.Remove(id));
   RETURN_IF_ERROR(result);
   return kExitOk;
 }

@@ -11,6 +11,7 @@
 #include <filesystem>
 
 #include "chunkstore/base/file.h"
+#include "chunkstore/base/signals.h"
 #include "tools/lamina/output.h"
 
 namespace lamina::cli {
@@ -41,12 +42,11 @@ absl::StatusOr<milliseconds> DurationOrNone(const std::string& text, std::string
 class PassedSignals {
  public:
   PassedSignals() {
-    ::sigemptyset(&signals_);
-    for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGQUIT}) ::sigaddset(&signals_, signal);
-    ::sigprocmask(SIG_BLOCK, &signals_, &before_);
-    fd_.Reset(::signalfd(-1, &signals_, SFD_CLOEXEC | SFD_NONBLOCK));
+    const sigset_t signals = StopSignalSet();
+    ::pthread_sigmask(SIG_BLOCK, &signals, &before_);
+    fd_.Reset(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
   }
-  ~PassedSignals() { ::sigprocmask(SIG_SETMASK, &before_, nullptr); }
+  ~PassedSignals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
   PassedSignals(const PassedSignals&) = delete;
   PassedSignals& operator=(const PassedSignals&) = delete;
 
@@ -61,7 +61,6 @@ class PassedSignals {
   }
 
  private:
-  sigset_t signals_{};
   sigset_t before_{};
   UniqueFd fd_;
   int stops_ = 0;
@@ -261,6 +260,11 @@ absl::StatusOr<backends::LauncherOptions> ToLauncherOptions(const std::string& s
   ASSIGN_OR_RETURN(options.engine_options, EngineArguments(cache));
   options.helpers = std::filesystem::path(options.program).parent_path().string();
   return options;
+}
+
+void RemoveLeftovers(backends::Launcher& launcher) {
+  const absl::Status removed = launcher.RemoveLeftovers();
+  if (!removed.ok()) PrintError(std::string(removed.message()));
 }
 
 }  // namespace lamina::cli

@@ -67,6 +67,10 @@ absl::StatusOr<std::chrono::milliseconds> ParseDuration(std::string_view text);
 absl::StatusOr<backends::LauncherOptions> ToLauncherOptions(const std::string& state,
                                                             const CacheFlags& cache);
 
+// What of other sandboxes is to be removed. If some cannot be, that is said on standard error: it is no
+// reason to fail at something else.
+void RemoveLeftovers(backends::Launcher& launcher);
+
 }  // namespace lamina::cli
 
 #endif  // LAMINA_TOOLS_LAMINA_SANDBOX_OPTIONS_H_

@@ -42,14 +42,14 @@ absl::StatusOr<Config> ConfigFor(const Options& options) {
 }
 
 struct Services {
-  std::unique_ptr<fs::ControlServer> api;
+  std::unique_ptr<fs::GrpcServer> api;
   std::unique_ptr<fs::MetricsServer> metrics;
-  std::unique_ptr<snapshotter::SnapshotService> snapshots;
+  std::unique_ptr<fs::GrpcServer> snapshots;
 };
 
-absl::StatusOr<std::unique_ptr<snapshotter::SnapshotService>> StartSnapshotter(const Config& config,
-                                                                               fs::Engine& engine,
-                                                                               UniqueFd socket) {
+absl::StatusOr<std::unique_ptr<fs::GrpcServer>> StartSnapshotter(const Config& config,
+                                                                 fs::Engine& engine,
+                                                                 UniqueFd socket) {
   registry::Settings registry;
   registry.credentials.files = registry::AuthFilesOfEnvironment();
   auto finder = snapshotter::LayerFinder::Create({.containerd = config.containerd_socket,
@@ -62,7 +62,7 @@ absl::StatusOr<std::unique_ptr<snapshotter::SnapshotService>> StartSnapshotter(c
                                                                    .registry = registry,
                                                                    .idle = config.snapshotter_idle},
                                                                   engine, std::move(finder)));
-  return snapshotter::SnapshotService::Start(std::move(snapshots), std::move(socket));
+  return snapshotter::StartSnapshotService(std::move(snapshots), std::move(socket));
 }
 
 absl::StatusOr<std::shared_ptr<void>> StartServices(const Config& config,
@@ -70,7 +70,7 @@ absl::StatusOr<std::shared_ptr<void>> StartServices(const Config& config,
                                                     fs::Engine& engine) {
   auto services = std::make_shared<Services>();
   if (UniqueFd socket = holder.Take(kApiName); socket.valid()) {
-    ASSIGN_OR_RETURN(services->api, fs::ControlServer::Start(engine, std::move(socket)));
+    ASSIGN_OR_RETURN(services->api, fs::StartControlServer(engine, std::move(socket)));
   }
   if (UniqueFd socket = holder.Take(kMetricsName); socket.valid()) {
     ASSIGN_OR_RETURN(services->metrics, fs::MetricsServer::Start(engine, std::move(socket)));

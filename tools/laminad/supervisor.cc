@@ -270,7 +270,7 @@ void Supervisor::ReceiveMessages() {
   while (true) {
     auto message = ReceiveDescriptorMessage(messages_.get(), MSG_DONTWAIT);
     if (!message.ok() || message->text.empty()) return;
-    Obey(message->text, std::move(message->fd));
+    Obey(message->text, message->TakeFirst());
   }
 }
 
