@@ -81,28 +81,6 @@ absl::StatusOr<MergedMetadata> OpenCached(const std::string& path) {
   return metadata;
 }
 
-absl::StatusOr<std::string> Merge(const std::vector<std::shared_ptr<Blob>>& blobs,
-                                  const Digest& key) {
-  std::vector<erofs::Reader> readers;
-  erofs::BuildOptions options;
-  readers.reserve(blobs.size());
-  for (const auto& blob : blobs) {
-    const Digest& digest = blob->descriptor().digest;
-    ASSIGN_OR_RETURN(erofs::Reader reader, erofs::Reader::Open(blob->metadata()),
-                     "metadata of layer {}", digest.ToString());
-    RETURN_IF_ERROR(CheckDevice(reader, blob->blocks(), blob->content_digest()), "layer {}",
-                    digest.ToString());
-    readers.push_back(std::move(reader));
-    options.devices.push_back({.tag = digest.Hex(), .blocks = blob->blocks()});
-  }
-  std::copy_n(key.bytes.begin(), options.uuid.size(), options.uuid.begin());
-  std::vector<const erofs::Reader*> layers;
-  layers.reserve(readers.size());
-  for (const erofs::Reader& reader : readers) layers.push_back(&reader);
-  ASSIGN_OR_RETURN(const erofs::Tree tree, erofs::MergeLayers(layers), "merge layers");
-  return erofs::BuildImage(tree, options);
-}
-
 // Appends zeros and the trailer up to `size`.
 void Seal(std::string& image, uint64_t size) {
   image.resize(size - sizeof(Trailer), '\0');
@@ -119,17 +97,38 @@ absl::Status WriteSealed(const std::string& path, const std::string& image) {
   return WriteFileAtomically(path, image, 0644, Durability::kCached);
 }
 
-absl::Status MergeInto(const std::string& path, const std::vector<std::shared_ptr<Blob>>& blobs,
-                       const Digest& key) {
-  {
-    ASSIGN_OR_RETURN(std::string image, Merge(blobs, key));
-    Seal(image, chunkstore::PaddedFileSize(image.size() + sizeof(Trailer)));
-    RETURN_IF_ERROR(WriteSealed(path, image));
+absl::StatusOr<erofs::Reader> ReaderOf(const Blob& blob) {
+  const std::string digest = blob.descriptor().digest.ToString();
+  ASSIGN_OR_RETURN(erofs::Reader reader, erofs::Reader::Open(blob.metadata()),
+                   "metadata of layer {}", digest);
+  RETURN_IF_ERROR(CheckDevice(reader, blob.blocks(), blob.content_digest()), "layer {}", digest);
+  return reader;
+}
+
+erofs::BuildOptions OptionsFor(const std::vector<std::shared_ptr<Blob>>& blobs, const Digest& key) {
+  erofs::BuildOptions options;
+  for (const auto& blob : blobs) {
+    options.devices.push_back({.tag = blob->descriptor().digest.Hex(), .blocks = blob->blocks()});
   }
-  // A merge needs many small pieces of memory for a moment, and the engine lives long.
-  ::malloc_trim(0);
-  for (const auto& blob : blobs) DropResident(blob->metadata());
-  return absl::OkStatus();
+  std::copy_n(key.bytes.begin(), options.uuid.size(), options.uuid.begin());
+  return options;
+}
+
+// The content of a metadata file.
+absl::StatusOr<std::string> BuildMerged(const std::vector<std::shared_ptr<Blob>>& blobs,
+                                        const Digest& key) {
+  std::vector<erofs::Reader> readers;
+  readers.reserve(blobs.size());
+  std::vector<const erofs::Reader*> layers;
+  for (const auto& blob : blobs) {
+    ASSIGN_OR_RETURN(erofs::Reader reader, ReaderOf(*blob));
+    readers.push_back(std::move(reader));
+    layers.push_back(&readers.back());
+  }
+  ASSIGN_OR_RETURN(const erofs::Tree tree, erofs::MergeLayers(layers), "merge layers");
+  ASSIGN_OR_RETURN(std::string image, erofs::BuildImage(tree, OptionsFor(blobs, key)));
+  Seal(image, chunkstore::PaddedFileSize(image.size() + sizeof(Trailer)));
+  return image;
 }
 
 Digest LayerKey(const chunkstore::LayerDescriptor& layer) {
@@ -140,18 +139,11 @@ Digest LayerKey(const chunkstore::LayerDescriptor& layer) {
   return hasher.Finish();
 }
 
-absl::Status WriteLayer(const std::string& path, const Blob& blob, const Digest& key) {
-  const Digest& digest = blob.descriptor().digest;
-  ASSIGN_OR_RETURN(const erofs::Reader reader, erofs::Reader::Open(blob.metadata()),
-                   "metadata of layer {}", digest.ToString());
-  RETURN_IF_ERROR(CheckDevice(reader, blob.blocks(), blob.content_digest()), "layer {}",
-                  digest.ToString());
+absl::StatusOr<std::string> BuildLayer(const std::shared_ptr<Blob>& blob, const Digest& key) {
+  ASSIGN_OR_RETURN(const erofs::Reader reader, ReaderOf(*blob));
   ASSIGN_OR_RETURN(const erofs::LayerTree layer, erofs::ReadLayer(reader), "layer {}",
-                   digest.ToString());
-  erofs::BuildOptions options;
-  options.devices.push_back({.tag = digest.Hex(), .blocks = blob.blocks()});
-  std::copy_n(key.bytes.begin(), options.uuid.size(), options.uuid.begin());
-  ASSIGN_OR_RETURN(std::string image, erofs::BuildImage(layer.tree, options));
+                   blob->descriptor().digest.ToString());
+  ASSIGN_OR_RETURN(std::string image, erofs::BuildImage(layer.tree, OptionsFor({blob}, key)));
   const uint64_t tail = sizeof(MarksRecord) + sizeof(Trailer);
   const uint64_t size =
       (image.size() + tail + kLayerAlignment - 1) / kLayerAlignment * kLayerAlignment;
@@ -162,21 +154,43 @@ absl::Status WriteLayer(const std::string& path, const Blob& blob, const Digest&
   std::memcpy(marks.magic, kMarksMagic, sizeof(kMarksMagic));
   image.append(reinterpret_cast<const char*>(&marks), sizeof(marks));
   Seal(image, size);
-  return WriteSealed(path, image);
+  return image;
 }
 
-absl::StatusOr<LayerMetadata> OpenLayer(const std::string& path) {
-  ASSIGN_OR_RETURN(MergedMetadata metadata, OpenCached(path));
-  const std::span<const std::byte> bytes = std::as_const(metadata.mapping).bytes();
+absl::StatusOr<erofs::LayerMarks> MarksIn(const MergedMetadata& metadata) {
+  const std::span<const std::byte> bytes = metadata.mapping.bytes();
   MarksRecord marks{};
   constexpr size_t kTail = sizeof(MarksRecord) + sizeof(Trailer);
   if (bytes.size() >= kTail) std::memcpy(&marks, bytes.last(kTail).data(), sizeof(marks));
   if (std::memcmp(marks.magic, kMarksMagic, sizeof(kMarksMagic)) != 0) {
-    return absl::DataLossError(path + ": not the metadata of a layer");
+    return absl::DataLossError(metadata.path + ": not the metadata of a layer");
   }
-  return LayerMetadata{
-      std::make_shared<const MergedMetadata>(std::move(metadata)),
-      {marks.implied_root != 0, marks.implied_directories != 0, marks.opaque_root != 0}};
+  return erofs::LayerMarks{marks.implied_root != 0, marks.implied_directories != 0,
+                           marks.opaque_root != 0};
+}
+
+// The metadata file with that key; what `build` gives is written first if it is not there, or damaged.
+template <typename Build>
+absl::StatusOr<std::shared_ptr<const MergedMetadata>> GetOrBuild(
+    const std::string& directory, const Digest& key,
+    const std::vector<std::shared_ptr<Blob>>& blobs, const Build& build) {
+  const std::string path = fmt::format("{}/{}/metadata", directory, key.Hex());
+  absl::StatusOr<MergedMetadata> metadata = OpenCached(path);
+  if (!metadata.ok()) {
+    if (!absl::IsNotFound(metadata.status())) {
+      spdlog::warn("metadata is built again: {}", std::string(metadata.status().message()));
+    }
+    {
+      ASSIGN_OR_RETURN(const std::string content, build());
+      RETURN_IF_ERROR(WriteSealed(path, content));
+    }
+    // That needs many small pieces of memory for a moment, and the engine lives long.
+    ::malloc_trim(0);
+    for (const auto& blob : blobs) DropResident(blob->metadata());
+    metadata = OpenCached(path);
+    RETURN_IF_ERROR(metadata.status());
+  }
+  return std::make_shared<const MergedMetadata>(*std::move(metadata));
 }
 
 }  // namespace
@@ -188,15 +202,11 @@ std::string LayerMetadataName(const chunkstore::LayerDescriptor& layer) {
 absl::StatusOr<LayerMetadata> GetLayerMetadata(const std::string& directory,
                                                const std::shared_ptr<Blob>& blob) {
   const Digest key = LayerKey(blob->descriptor());
-  const std::string path = fmt::format("{}/{}/metadata", directory, key.Hex());
-  absl::StatusOr<LayerMetadata> cached = OpenLayer(path);
-  if (cached.ok()) return cached;
-  if (!absl::IsNotFound(cached.status())) {
-    spdlog::warn("layer metadata is built again: {}", std::string(cached.status().message()));
-  }
-  RETURN_IF_ERROR(WriteLayer(path, *blob, key));
-  DropResident(blob->metadata());
-  return OpenLayer(path);
+  LayerMetadata layer;
+  ASSIGN_OR_RETURN(layer.metadata,
+                   GetOrBuild(directory, key, {blob}, [&] { return BuildLayer(blob, key); }));
+  ASSIGN_OR_RETURN(layer.marks, MarksIn(*layer.metadata));
+  return layer;
 }
 
 std::string MergedMetadataName(std::span<const chunkstore::LayerDescriptor> layers) {
@@ -214,17 +224,7 @@ absl::StatusOr<std::shared_ptr<const MergedMetadata>> GetMergedMetadata(
   layers.reserve(blobs.size());
   for (const auto& blob : blobs) layers.push_back(blob->descriptor());
   const Digest key = CacheKey(layers);
-  const std::string path = fmt::format("{}/{}/metadata", directory, key.Hex());
-  absl::StatusOr<MergedMetadata> cached = OpenCached(path);
-  if (!cached.ok()) {
-    if (!absl::IsNotFound(cached.status())) {
-      spdlog::warn("merged metadata is built again: {}", std::string(cached.status().message()));
-    }
-    RETURN_IF_ERROR(MergeInto(path, blobs, key));
-    cached = OpenCached(path);
-    RETURN_IF_ERROR(cached.status());
-  }
-  return std::make_shared<const MergedMetadata>(*std::move(cached));
+  return GetOrBuild(directory, key, blobs, [&] { return BuildMerged(blobs, key); });
 }
 
 }  // namespace lamina::fs
