@@ -106,7 +106,8 @@ int Program::TakeOver(const Streams& streams) const {
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
-  ::signal(SIGPIPE, SIG_DFL);
+  // Whoever started the sandbox may ignore some, and its starter does.
+  for (int signal = 1; signal < NSIG; ++signal) ::signal(signal, SIG_DFL);
   const int taken = TakeStreams(streams);
   if (taken != 0) return taken;
   // What starts it is kept from being killed for want of memory; it is not.
