@@ -240,7 +240,7 @@ absl::StatusOr<SandboxStats> AgentSandbox::Stats() {
 }
 
 absl::Status AgentSandbox::Stop() {
-  absl::StatusOr<UniqueFd> lock = LockDirectory(directory_);
+  absl::StatusOr<UniqueFd> lock = LockDirectory(directory_, /*wait=*/true);
   if (absl::IsNotFound(lock.status())) return absl::OkStatus();
   RETURN_IF_ERROR(lock.status(), "stop {}", Name());
   return Annotate(RemoveSandbox(options_, directory_), fmt::format("stop {}", Name()));

@@ -223,7 +223,7 @@ absl::StatusOr<std::vector<ListedSandbox>> Launcher::List() {
 
 absl::Status Launcher::Remove(const std::string& id) {
   if (!IsId(id)) return NoSandbox(id);
-  const absl::StatusOr<UniqueFd> lock = LockDirectory(DirectoryOf(id));
+  const absl::StatusOr<UniqueFd> lock = LockDirectory(DirectoryOf(id), /*wait=*/true);
   if (absl::IsNotFound(lock.status())) return NoSandbox(id);
   RETURN_IF_ERROR(lock.status());
   return Annotate(RemoveSandbox(options_, DirectoryOf(id)), "remove sandbox " + id);

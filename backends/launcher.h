@@ -38,8 +38,8 @@ class Launcher {
   absl::StatusOr<std::unique_ptr<Sandbox>> Find(const std::string& id);
   absl::StatusOr<std::vector<ListedSandbox>> List();
 
-  // Kills and removes a sandbox of which no more than the id need be known. kNotFound if there is none;
-  // kUnavailable while it is made or removed.
+  // Kills and removes a sandbox of which no more than the id need be known. kNotFound if there is none.
+  // Waits for others who make, remove or look at it.
   absl::Status Remove(const std::string& id);
 
   // Removes what nobody waits for: sandboxes whose time to live is over, and what killed launchers

@@ -2,6 +2,7 @@
 #include "backends/record.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -130,10 +131,16 @@ absl::Status CheckName(std::string_view name, std::string_view what) {
                   what, kMaxName));
 }
 
-absl::StatusOr<UniqueFd> LockDirectory(const std::string& path) {
+absl::StatusOr<UniqueFd> LockDirectory(const std::string& path, bool wait) {
   ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
-  ASSIGN_OR_RETURN(const bool locked, TryLock(fd.get()), "lock {}", path);
-  if (!locked) return absl::UnavailableError(fmt::format("{} is in use", path));
+  if (wait) {
+    while (::flock(fd.get(), LOCK_EX) != 0) {
+      if (errno != EINTR) return ErrnoStatus(errno, "lock " + path);
+    }
+  } else {
+    ASSIGN_OR_RETURN(const bool locked, TryLock(fd.get()), "lock {}", path);
+    if (!locked) return absl::UnavailableError(fmt::format("{} is in use", path));
+  }
   struct stat by_fd {};
   struct stat by_path {};
   if (::fstat(fd.get(), &by_fd) != 0 || ::lstat(path.c_str(), &by_path) != 0 ||

@@ -54,8 +54,8 @@ absl::StatusOr<Record> ReadRecord(const std::string& directory);
 absl::Status CheckName(std::string_view name, std::string_view what);
 
 // An exclusive lock on a directory, if nobody else has one and it is still there: kUnavailable and
-// kNotFound.
-absl::StatusOr<UniqueFd> LockDirectory(const std::string& path);
+// kNotFound. With `wait`, once nobody else has one.
+absl::StatusOr<UniqueFd> LockDirectory(const std::string& path, bool wait = false);
 
 int64_t NowMilliseconds();
 
