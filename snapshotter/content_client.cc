@@ -14,7 +14,7 @@
 namespace lamina::snapshotter {
 namespace {
 
-namespace api = containerd::services::content::v1;
+namespace content = containerd::services::content::v1;
 
 // containerd answers from its own disk.
 constexpr std::chrono::seconds kPatience{10};
@@ -24,20 +24,20 @@ class GrpcContentClient final : public ContentClient {
  public:
   explicit GrpcContentClient(const std::string& socket)
       : name_("containerd at " + socket),
-        stub_(api::Content::NewStub(
+        stub_(content::Content::NewStub(
             grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials()))) {}
 
   absl::StatusOr<std::vector<ContentInfo>> List(const std::string& name_space,
                                                 const std::vector<std::string>& filters) override {
     grpc::ClientContext context;
     Prepare(name_space, context);
-    api::ListContentRequest request;
+    content::ListContentRequest request;
     for (const std::string& filter : filters) request.add_filters(filter);
     const auto reader = stub_->List(&context, request);
     std::vector<ContentInfo> infos;
-    api::ListContentResponse response;
+    content::ListContentResponse response;
     while (reader->Read(&response)) {
-      for (const api::Info& info : response.info()) {
+      for (const content::Info& info : response.info()) {
         const absl::StatusOr<Digest> digest = Digest::Parse(info.digest());
         if (!digest.ok()) continue;
         infos.push_back({*digest, {info.labels().begin(), info.labels().end()}});
@@ -50,11 +50,11 @@ class GrpcContentClient final : public ContentClient {
   absl::StatusOr<std::string> Read(const std::string& name_space, const Digest& digest) override {
     grpc::ClientContext context;
     Prepare(name_space, context);
-    api::ReadContentRequest request;
+    content::ReadContentRequest request;
     request.set_digest(digest.ToString());
     const auto reader = stub_->Read(&context, request);
     std::string content;
-    api::ReadContentResponse response;
+    content::ReadContentResponse response;
     while (reader->Read(&response)) {
       content += response.data();
       if (content.size() > oci::kMaxDocumentSize) {
@@ -83,7 +83,7 @@ class GrpcContentClient final : public ContentClient {
   }
 
   const std::string name_;
-  const std::unique_ptr<api::Content::Stub> stub_;
+  const std::unique_ptr<content::Content::Stub> stub_;
 };
 
 }  // namespace
