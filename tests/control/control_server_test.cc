@@ -72,6 +72,7 @@ TEST_F(ControlServerTest, MountsReportsAndUnmounts) {
   EXPECT_EQ(mounted.mount().transport(), control::v1::TRANSPORT_EROFS);
   EXPECT_THAT(mounted.mount().manifest_digest(), HasSubstr("sha256:"));
   EXPECT_EQ(Slurp(image_.mountpoint() + "/data.bin"), image_.data());
+  EXPECT_EQ(Slurp(image_.mountpoint() + "/hello.txt"), image_.hello());
 
   control::v1::ReportResponse report;
   ASSERT_TRUE(Report("", &report).ok());
