@@ -117,7 +117,6 @@ absl::StatusOr<agent::ExecMessage> AgentSandbox::ToMessage(const ExecRequest& re
   message.file_limit = request.file_limit;
   message.files_in = request.files_in;
   message.files_out = request.files_out;
-  message.files_out_limit = request.files_out_limit;
   return message;
 }
 

@@ -82,10 +82,10 @@ struct ExecRequest {
   uint64_t file_limit = 0;                // bytes of one file; 0: none
 
   // Stateless backends: files that the call finds in its working directory, and the names of those
-  // that come back from there.
+  // that come back from there: at most agent::kMaxCallFiles each way, and agent::kMaxCallBytes that come
+  // back. More is an error of the file.
   std::vector<agent::CallFile> files_in;
   std::vector<std::string> files_out;
-  uint64_t files_out_limit = 16 << 20;
 };
 
 // How a program ended. Each has one meaning.

@@ -90,9 +90,8 @@ std::span<const char* const> DeniedCalls() { return kDenied; }
 
 nlohmann::json SeccompForContainers() {
   using nlohmann::json;
-  const auto argument = [](const char* operation, uint64_t value, uint64_t value_two) {
-    return json::array(
-        {{{"index", 0}, {"op", operation}, {"value", value}, {"valueTwo", value_two}}});
+  const auto argument = [](const char* operation, uint64_t value) {
+    return json::array({{{"index", 0}, {"op", operation}, {"value", value}, {"valueTwo", 0}}});
   };
 #if defined(__x86_64__)
   const json architectures = {"SCMP_ARCH_X86_64", "SCMP_ARCH_X86"};
@@ -110,10 +109,10 @@ nlohmann::json SeccompForContainers() {
                     {{"names", json(kDenied)}, {"action", "SCMP_ACT_ERRNO"}, {"errnoRet", EPERM}},
                     {{"names", {"clone"}},
                      {"action", "SCMP_ACT_ALLOW"},
-                     {"args", argument("SCMP_CMP_MASKED_EQ", kNamespaceFlags, 0)}},
+                     {"args", argument("SCMP_CMP_MASKED_EQ", kNamespaceFlags)}},
                     {{"names", {"socket"}},
                      {"action", "SCMP_ACT_ALLOW"},
-                     {"args", argument("SCMP_CMP_LE", kLastAddressFamily, 0)}}})},
+                     {"args", argument("SCMP_CMP_LE", kLastAddressFamily)}}})},
   };
 }
 

@@ -62,7 +62,7 @@ std::string Encode(const ExecMessage& message) {
   writer.Text(message.session).Number(message.has_stdin ? 1 : 0).Number(message.timeout_ms);
   writer.Number(message.cpu_ms).Number(message.output_limit).Number(message.file_limit);
   Write(writer, message.files_in);
-  writer.Texts(message.files_out).Number(message.files_out_limit);
+  writer.Texts(message.files_out);
   return writer.Take();
 }
 
@@ -89,7 +89,6 @@ absl::StatusOr<ExecMessage> DecodeExec(std::string_view bytes) {
   message.files_in = Files(reader, good);
   message.files_out = reader.Texts();
   if (message.files_out.size() > kMaxCallFiles) good = false;
-  message.files_out_limit = reader.Number();
   RETURN_IF_ERROR(Checked(reader, good, "exec request"));
   if (message.arguments.empty()) return absl::InvalidArgumentError("exec request: no arguments");
   const auto has_zero = [](const std::string& text) { return text.find('\0') != text.npos; };

@@ -13,8 +13,9 @@
 
 namespace lamina::agent {
 
-// Of one call, each way.
+// Of one call, each way: files, and bytes of all of them together.
 inline constexpr size_t kMaxCallFiles = 1024;
+inline constexpr uint64_t kMaxCallBytes = 4 << 20;
 
 // A small file that goes with a call, or comes back from it.
 struct CallFile {
@@ -42,7 +43,6 @@ struct ExecMessage {
   uint64_t file_limit = 0;    // bytes of one file
   std::vector<CallFile> files_in;
   std::vector<std::string> files_out;
-  uint64_t files_out_limit = 0;  // bytes, together
 };
 
 // How it ended: exactly one of these.

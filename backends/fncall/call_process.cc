@@ -81,7 +81,7 @@ absl::Status PutFiles(int directory, const JailOptions& options,
 // nothing but a regular file is opened.
 std::vector<CallFile> GetFiles(int directory, const ExecMessage& message) {
   std::vector<CallFile> files;
-  uint64_t left = std::min<uint64_t>(message.files_out_limit, agent::kMaxFrame / 2);
+  uint64_t left = agent::kMaxCallBytes;
   for (const std::string& path : message.files_out) {
     CallFile file{.path = path};
     const absl::Status got = [&]() -> absl::Status {

@@ -24,8 +24,6 @@ using backends::Stream;
 using nlohmann::json;
 using std::chrono::milliseconds;
 
-constexpr uint64_t kMaxFileIn = 4 << 20;
-
 absl::StatusOr<uint64_t> SizeOrNone(const std::string& text, std::string_view option) {
   if (text.empty()) return 0;
   ASSIGN_OR_RETURN(const uint64_t size, ParseSize(text), "{}", option);
@@ -214,7 +212,7 @@ absl::StatusOr<int> ExecInSandbox(backends::Sandbox& sandbox, ExecRequest reques
   for (const std::string& pair : flags.files_in) {
     const auto [host, inside] = SplitPair(pair);
     agent::CallFile file{.path = inside};
-    ASSIGN_OR_RETURN(file.content, ReadFileToString(host, kMaxFileIn), "--in");
+    ASSIGN_OR_RETURN(file.content, ReadFileToString(host, agent::kMaxCallBytes), "--in");
     file.mode = ::access(host.c_str(), X_OK) == 0 ? 0755 : 0644;
     request.files_in.push_back(std::move(file));
   }
