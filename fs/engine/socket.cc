@@ -48,15 +48,24 @@ const sockaddr* Generic(const Address& address) {
 
 absl::StatusOr<UniqueFd> ListenUnix(const std::string& directory, const std::string& name) {
   const std::string path = directory + "/" + name;
-  if (::unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoStatus(errno, "unlink " + path);
-  ASSIGN_OR_RETURN(const Address address, MakeAddress(directory, name));
+  // Under its name once it listens: whoever finds it can connect.
+  const std::string new_name = name + ".new";
+  const std::string new_path = directory + "/" + new_name;
+  if (::unlink(new_path.c_str()) != 0 && errno != ENOENT) {
+    return ErrnoStatus(errno, "unlink " + new_path);
+  }
+  ASSIGN_OR_RETURN(const Address address, MakeAddress(directory, new_name));
   ASSIGN_OR_RETURN(UniqueFd fd, NewSocket());
   // On Linux the mode of the socket's own inode decides who may connect, and bind(2) takes it from
   // fchmod(2) before it: no moment in which others could.
   if (::fchmod(fd.get(), 0600) != 0 ||
-      ::bind(fd.get(), Generic(address), sizeof(address.value)) != 0 ||
-      ::listen(fd.get(), 128) != 0) {
+      ::bind(fd.get(), Generic(address), sizeof(address.value)) != 0) {
     return ErrnoStatus(errno, "listen on " + path);
+  }
+  if (::listen(fd.get(), 128) != 0 || ::rename(new_path.c_str(), path.c_str()) != 0) {
+    const int error = errno;
+    ::unlink(new_path.c_str());
+    return ErrnoStatus(error, "listen on " + path);
   }
   return fd;
 }

@@ -106,7 +106,7 @@ TEST_F(OciBundleTest, WhatIsNotUtf8IsRefused) {
   options.config.user = "latin";
   Write("passwd", "latin:x:1:1::/caf\xe9:\n");
   EXPECT_THAT(std::string(BundleConfig(options).status().message()),
-              HasSubstr("variable \"HOME=/caf\\xe9\" is not UTF-8"));
+              HasSubstr("home directory \"/caf\\xe9\" is not UTF-8"));
 }
 
 }  // namespace
