@@ -8,6 +8,7 @@
   big.tar.zst     tree/big, at the level that lamina uses by default
   service.oci/    1 GB: Debian with what a data service needs, one gzip layer
   many.oci/       100,000 files in 20 layers, each of which changes some of the layer below
+  startup-*.oci/  the images of the startup benchmark (images.py); startup-base/ is their lower layer
 """
 
 import hashlib
@@ -17,8 +18,12 @@ import os
 import pathlib
 import random
 import shutil
+import stat
 import subprocess
 import tarfile
+
+import images
+from node import unmount_below
 
 BIG_FILES = 4
 BIG_FILE_BYTES = 64 << 20
@@ -32,6 +37,7 @@ MANY_LAYERS = 20
 MANY_LAYER_FILES = 5_000
 MANY_DIRECTORY_FILES = 50
 DEFAULT_LEVEL = 3
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class Inputs:
@@ -45,8 +51,7 @@ class Inputs:
         if not path.exists():
             print(f"making {path}", flush=True)
             temporary = self.cache / (name + ".tmp")
-            if temporary.is_dir():
-                shutil.rmtree(temporary)
+            remove_tree(temporary)
             make(temporary)
             temporary.rename(path)
         return path
@@ -67,6 +72,18 @@ class Inputs:
 
     def many_image(self) -> pathlib.Path:
         return self._made("many.oci", make_many_image)
+
+    def startup_image(self, image: images.BenchImage) -> pathlib.Path:
+        base = self._made("startup-base", lambda path: make_debian(path, images.BASE_PACKAGES))
+        return self._made(f"startup-{image.name}.oci",
+                          lambda path: make_startup_image(image, base, path))
+
+
+def remove_tree(path: pathlib.Path) -> None:
+    """Also one in which debootstrap was killed, with /proc of this machine mounted in it."""
+    unmount_below(path)
+    if path.exists():
+        subprocess.run(["rm", "-rf", "--one-file-system", path], check=True)
 
 
 def make_tree(path: pathlib.Path) -> None:
@@ -132,6 +149,7 @@ def make_tree_image(tree: pathlib.Path, path: pathlib.Path) -> None:
 
 
 def make_debian(root: pathlib.Path, packages: list[str]) -> None:
+    root.parent.mkdir(exist_ok=True)
     subprocess.run(
         ["debootstrap", "--variant=minbase", f"--include={','.join(packages)}", "bookworm", root],
         check=True, stdout=subprocess.DEVNULL)
@@ -141,10 +159,72 @@ def make_debian(root: pathlib.Path, packages: list[str]) -> None:
 
 
 def make_service_image(path: pathlib.Path) -> None:
-    tree = path.with_name("service-tree")
+    tree = path / "tree"
     make_debian(tree, SERVICE_PACKAGES)
     make_tree_image(tree, path)
-    shutil.rmtree(tree)
+    remove_tree(tree)
+
+
+def make_startup_image(image: images.BenchImage, base: pathlib.Path, path: pathlib.Path) -> None:
+    """An OCI layout of two layers: the base system, which all images share, and what the image adds."""
+    tree = path / "tree"
+    make_debian(tree, images.BASE_PACKAGES + image.packages)
+    if image.model_bytes > 0:
+        write_model(tree / images.MODEL, image.model_bytes)
+    layout = LayoutWriter(path)
+    layer = path / "layer.tar"
+    write_layer(layout, layer, base, ["."])
+    write_layer(layout, layer, tree, changed(base, tree))
+    layout.finish(image.command)
+    remove_tree(tree)
+
+
+def write_model(path: pathlib.Path, size: int) -> None:
+    path.parent.mkdir(parents=True)
+    chance = random.Random(3)
+    with open(path, "wb") as file:
+        for _ in range(size >> 20):
+            file.write(chance.randbytes(1 << 20))
+
+
+def write_layer(layout: "LayoutWriter", layer: pathlib.Path, tree: pathlib.Path,
+                names: list[str]) -> None:
+    deterministic = ["--sort=name", "--mtime=@1700000000", "--clamp-mtime"]
+    subprocess.run(["tar", "-C", tree, "--format=pax", "--numeric-owner", *deterministic,
+                    *(["--no-recursion"] if names != ["."] else []),
+                    "--pax-option=exthdr.name=%d/PaxHeaders/%f,delete=atime,delete=ctime",
+                    "--null", "--files-from=-", "-cf", layer],
+                   input=b"\0".join(map(os.fsencode, names)), check=True)
+    diff_id = sha256(layer)
+    subprocess.run(["gzip", "--no-name", "-6", layer], check=True)
+    layout.add_layer(pathlib.Path(f"{layer}.gz"), "tar+gzip", diff_id)
+
+
+def changed(base: pathlib.Path, tree: pathlib.Path) -> list[str]:
+    """Paths of what is not the same in the base, which lacks nothing that was removed since."""
+    found = []
+    for directory, names, files in os.walk(tree):
+        for name in [*names, *files]:
+            path = pathlib.Path(directory, name)
+            relative = path.relative_to(tree)
+            if not is_same(base / relative, path):
+                found.append(str(relative))
+    return sorted(found)
+
+
+def is_same(base: pathlib.Path, path: pathlib.Path) -> bool:
+    try:
+        old = base.lstat()
+    except FileNotFoundError:
+        return False
+    new = path.lstat()
+    if (old.st_mode, old.st_uid, old.st_gid) != (new.st_mode, new.st_uid, new.st_gid):
+        return False
+    if stat.S_ISDIR(new.st_mode):
+        return True
+    if stat.S_ISLNK(new.st_mode):
+        return os.readlink(base) == os.readlink(path)
+    return old.st_size == new.st_size and base.read_bytes() == path.read_bytes()
 
 
 def make_many_image(path: pathlib.Path) -> None:
@@ -210,9 +290,10 @@ class LayoutWriter:
                              "digest": f"sha256:{digest}", "size": size})
         self._diff_ids.append(f"sha256:{diff_id}")
 
-    def finish(self) -> None:
+    def finish(self, command: list[str] | None = None) -> None:
+        settings = {"Env": [f"PATH={DEFAULT_PATH}"], "Cmd": command} if command else {}
         config = self._add_json("application/vnd.oci.image.config.v1+json", {
-            "architecture": "amd64", "os": "linux", "config": {},
+            "architecture": "amd64", "os": "linux", "config": settings,
             "rootfs": {"type": "layers", "diff_ids": self._diff_ids}})
         manifest = self._add_json("application/vnd.oci.image.manifest.v1+json", {
             "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",

@@ -10,6 +10,7 @@ import convert
 import mount
 import network
 import read
+import startup
 from inputs import Inputs
 from node import Node
 from report import machine, publish
@@ -19,11 +20,15 @@ BENCHES = {"read": read.measure, "convert": convert.measure, "mount": mount.meas
 
 
 def main() -> int:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--quick", action="store_true", help="fewer samples")
+    common.add_argument("--build", type=pathlib.Path, required=True, help="build directory")
+    common.add_argument("--out", type=pathlib.Path, help="for results [bench/ in the build directory]")
     parser = argparse.ArgumentParser(prog="tools/bench", description=__doc__)
-    parser.add_argument("bench", choices=BENCHES)
-    parser.add_argument("--quick", action="store_true", help="3 samples of each instead of 7")
-    parser.add_argument("--build", type=pathlib.Path, required=True, help="build directory")
-    parser.add_argument("--out", type=pathlib.Path, help="for JSON [bench/ in the build directory]")
+    benches = parser.add_subparsers(dest="bench", required=True)
+    for name, measure in BENCHES.items():
+        benches.add_parser(name, parents=[common], help=sys.modules[measure.__module__].__doc__)
+    startup.add_options(benches.add_parser("startup", parents=[common], help=startup.__doc__))
     arguments = parser.parse_args()
     if os.geteuid() != 0:
         print("tools/bench: needs root, to mount and to drop caches", file=sys.stderr)
@@ -33,6 +38,9 @@ def main() -> int:
     inputs = Inputs(cache)
     here = machine()
     with Node(cache, arguments.build.resolve()) as node:
+        if arguments.bench == "startup":
+            startup.measure(node, inputs, arguments, here)
+            return 0
         rows = BENCHES[arguments.bench](node, inputs, 3 if arguments.quick else 7)
     publish(arguments.bench, rows, here, arguments.out or arguments.build / "bench")
     return 0

@@ -108,6 +108,8 @@ class Node:
 
     def __init__(self, cache: pathlib.Path, build: pathlib.Path):
         self.lamina = build / "tools/lamina/lamina"
+        self.laminad = build / "tools/laminad/laminad"
+        self.containerd_client = build / "tests/snapshotter/containerd_client"
         self.drivers = build / "bench"
         self._cache = cache
         self._cleanup = contextlib.ExitStack()

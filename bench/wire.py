@@ -5,6 +5,10 @@
 
 Both servers run in a network namespace of their own. The meter passes HTTP/1.1 requests on, after a
 delay for each if so asked, and counts requests and bytes of answers.
+
+Relay is for clients that speak http to this machine's own addresses only, and for rates that are more
+than the meter can do: nginx on a loopback address, which passes on to the registry, or to the meter while
+requests are to be delayed.
 """
 
 import asyncio
@@ -27,6 +31,34 @@ REGISTRY_PORT = 5000
 METER_PORT = 5001
 BURST = "256kb"
 MOST_QUEUED = "100ms"
+RELAY = "127.0.0.1:5002"
+RELAY_CONFIG = """
+daemon off;
+worker_processes 1;
+pid {directory}/relay.pid;
+error_log {directory}/servers.log;
+events {{ worker_connections 1024; }}
+http {{
+  log_format line "$request_method";
+  access_log {directory}/relay.log line;
+  client_body_temp_path {directory}/relay-body;
+  proxy_temp_path {directory}/relay-proxy;
+  fastcgi_temp_path {directory}/relay-fastcgi;
+  uwsgi_temp_path {directory}/relay-uwsgi;
+  scgi_temp_path {directory}/relay-scgi;
+  upstream registry {{ server {upstream}; keepalive 64; }}
+  server {{
+    listen {address};
+    location / {{
+      proxy_pass http://registry;
+      proxy_http_version 1.1;
+      proxy_set_header Connection "";
+      proxy_set_header Host $http_host;
+      proxy_max_temp_file_size 0;
+    }}
+  }}
+}}
+"""
 
 
 class Wire:
@@ -97,6 +129,39 @@ class Wire:
             ["ip", "netns", "exec", NAMESPACE, *map(str, command)], stdout=log, stderr=log)
         cleanup.callback(process.wait)
         cleanup.callback(process.terminate)
+
+
+class Relay:
+    """Use in a with statement, while a Wire is there. `address` is HOST:PORT."""
+
+    address = RELAY
+
+    def __init__(self, directory: pathlib.Path, upstream: str):
+        self._directory = directory
+        self._upstream = upstream
+        self._process: subprocess.Popen | None = None
+
+    def __enter__(self) -> "Relay":
+        config = self._directory / "relay.conf"
+        config.write_text(RELAY_CONFIG.format(directory=self._directory, upstream=self._upstream,
+                                              address=self.address))
+        self._process = subprocess.Popen(["nginx", "-e", self._directory / "servers.log", "-c", config])
+        try:
+            wait_for(self.address)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+    def counts(self) -> dict[str, int]:
+        """Requests so far, and bytes that came over the wire for them, with all headers."""
+        received = pathlib.Path("/sys/class/net/lamina-bench0/statistics/rx_bytes")
+        with open(self._directory / "relay.log", "rb") as log:
+            return {"requests": sum(1 for _ in log), "bytes": int(received.read_text())}
 
 
 def wait_for(address: str) -> None:

@@ -3,7 +3,8 @@
 // What tests ask of containerd that ctr cannot: pulls that unpack while they fetch, as clients of
 // containerd do, and as Kubernetes does (CRI).
 //
-//	client ADDRESS NAMESPACE pull REFERENCE          containerd's Go client
+//	client ADDRESS NAMESPACE pull REFERENCE [SNAPSHOTTER]
+//	                                                 containerd's Go client
 //	client ADDRESS NAMESPACE pull-labels REFERENCE   the same, telling the snapshotter of the image
 //	client ADDRESS NAMESPACE cri-pull REFERENCE
 //	client ADDRESS NAMESPACE commit CONTAINER IMAGE  a new image: that of the container, and its changes
@@ -41,9 +42,9 @@ import (
 	"google.golang.org/grpc"
 )
 
-const snapshotter = "lamina"
+const lamina = "lamina"
 
-func pull(ctx context.Context, client *containerd.Client, reference string, labels bool) error {
+func pull(ctx context.Context, client *containerd.Client, reference, snapshotter string, labels bool) error {
 	options := []containerd.RemoteOpt{
 		containerd.WithPullUnpack,
 		containerd.WithPullSnapshotter(snapshotter),
@@ -94,7 +95,7 @@ func times(ctx context.Context, address, parent string, count int) error {
 		return err
 	}
 	defer connection.Close()
-	service := proxy.NewSnapshotter(snapshotsapi.NewSnapshotsClient(connection), snapshotter)
+	service := proxy.NewSnapshotter(snapshotsapi.NewSnapshotsClient(connection), lamina)
 	took := make([]time.Duration, count)
 	for i := range took {
 		key := fmt.Sprintf("times-%d", i)
@@ -191,7 +192,7 @@ func commit(ctx context.Context, client *containerd.Client, id, name string) err
 	if err != nil {
 		return err
 	}
-	return containerd.NewImage(client, created).Unpack(ctx, snapshotter)
+	return containerd.NewImage(client, created).Unpack(ctx, lamina)
 }
 
 func run(arguments []string) error {
@@ -217,7 +218,11 @@ func run(arguments []string) error {
 	defer client.Close()
 	switch command {
 	case "pull", "pull-labels":
-		return pull(ctx, client, reference, command == "pull-labels")
+		snapshotter := lamina
+		if len(arguments) > 4 {
+			snapshotter = arguments[4]
+		}
+		return pull(ctx, client, reference, snapshotter, command == "pull-labels")
 	case "commit":
 		return commit(ctx, client, reference, arguments[4])
 	}
