@@ -29,6 +29,17 @@ def run(*command, **options):
     return result.stdout
 
 
+def real_packages(names):
+    """The same packages, with those that have virtual ones instead of these, as debootstrap wants it."""
+    providers = {}
+    for line in run("dpkg-query", "--show", "--showformat=${Package}\t${Provides}\n").splitlines():
+        package, _, provided = line.partition("\t")
+        for virtual in provided.split(","):
+            providers[virtual.split("(")[0].strip()] = package
+        providers[package] = package
+    return sorted({providers.get(name, name) for name in names})
+
+
 def root_with(workspace, packages):
     cache = pathlib.Path(os.environ.get("LAMINA_TEST_CACHE")
                          or pathlib.Path.home() / ".cache" / "lamina")
@@ -45,9 +56,10 @@ def _(workspace):
     need_root("dpkg and chroot need root")
     package = build_package(workspace)
     depends = run("dpkg-deb", "--field", package, "Depends")
-    packages = sorted({re.split(r"[ (|]", entry.strip())[0] for entry in depends.split(",")})
+    packages = real_packages(re.split(r"[ (|]", entry.strip())[0] for entry in depends.split(","))
     check("libc6" in packages and "fuse3" in packages, f"depends on {depends}")
     root = root_with(workspace, packages)
+    run("mount", "-t", "proc", "proc", root / "proc")  # the workspace unmounts it, if need be
     run("dpkg", f"--root={root}", "--install", package)
     for path in (*PROGRAMS, "/etc/lamina/config.toml", "/lib/systemd/system/laminad.service"):
         check(os.path.lexists(f"{root}{path}") or os.path.lexists(f"{root}/usr{path}"),
@@ -63,6 +75,7 @@ def _(workspace):
     inside("lamina", "convert", "dir:/tree", "oci:/image:latest")
     inside("lamina", "verify", "oci:/image:latest")
 
+    run("umount", root / "proc")
     run("dpkg", f"--root={root}", "--purge", "lamina")
     for path in (*PROGRAMS, "/etc/lamina", "/var/lib/lamina"):
         check(not os.path.lexists(f"{root}{path}"), f"{path} is left")
