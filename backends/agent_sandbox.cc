@@ -11,6 +11,7 @@
 
 #include "backends/agent_client.h"
 #include "backends/cgroup.h"
+#include "chunkstore/base/disk_usage.h"
 
 namespace lamina::backends {
 namespace {
@@ -228,7 +229,8 @@ absl::StatusOr<SandboxStats> AgentSandbox::Stats() {
   stats.memory_kills = usage.memory_kills;
   stats.cpu_time = usage.cpu_time;
   stats.processes = usage.processes;
-  stats.disk_bytes = DiskUsage(directory_ + "/disk/upper");
+  ASSIGN_OR_RETURN(const DiskUsage written, DiskUsageOf(directory_ + "/disk/upper"), "{}", Name());
+  stats.disk_bytes = static_cast<uint64_t>(written.bytes);
   stats.uptime = std::chrono::milliseconds(NowMilliseconds() - record_.created_ms);
   if (state == SandboxState::kRunning) {  // a paused one does not answer
     ASSIGN_OR_RETURN(agent::InfoMessage info, AgentInfo(directory_), "{}", Name());

@@ -158,18 +158,4 @@ absl::Status CopyUpper(const std::string& from, const std::string& to) {
                      "--no-target-directory", "--one-file-system", "--", from, to});
 }
 
-uint64_t DiskUsage(const std::string& directory) {
-  constexpr uint64_t kBlock = 512;
-  uint64_t bytes = 0;
-  std::error_code error;
-  for (std::filesystem::recursive_directory_iterator entry(directory, error), end;
-       !error && entry != end; entry.increment(error)) {
-    struct stat info {};
-    if (::lstat(entry->path().c_str(), &info) == 0) {
-      bytes += static_cast<uint64_t>(info.st_blocks) * kBlock;
-    }
-  }
-  return bytes;
-}
-
 }  // namespace lamina::backends

@@ -37,9 +37,6 @@ absl::Status RemoveSandbox(const LauncherOptions& options, const std::string& di
 // Copies what overlayfs keeps in an upper directory: every attribute, device nodes and holes.
 absl::Status CopyUpper(const std::string& from, const std::string& to);
 
-// Bytes that a tree takes on its disk.
-uint64_t DiskUsage(const std::string& directory);
-
 }  // namespace lamina::backends
 
 #endif  // LAMINA_BACKENDS_SANDBOX_DIRECTORY_H_

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "chunkstore/base/disk_usage.h"
 #include "chunkstore/base/status.h"
 #include "chunkstore/blob_tables.h"
 #include "erofs/merge.h"
@@ -23,10 +24,7 @@ namespace lamina::snapshotter {
 // never changes and can be a parent. A view is of a committed one and cannot be written to.
 enum class Kind { kView, kActive, kCommitted };
 
-struct Usage {
-  int64_t bytes = 0;
-  int64_t inodes = 0;
-};
+using Usage = DiskUsage;
 
 // A converted layer that a snapshot is, instead of files in a directory of its own.
 struct LazyLayer {

@@ -18,8 +18,8 @@
 #include <system_error>
 #include <utility>
 
+#include "chunkstore/base/disk_usage.h"
 #include "fs/mount/overlay.h"
-#include "snapshotter/disk_usage.h"
 #include "snapshotter/layer_mounts.h"
 #include "snapshotter/remover.h"
 
@@ -281,7 +281,7 @@ absl::Status SnapshotterImpl::Commit(const std::string& name, const std::string&
   ASSIGN_OR_RETURN(const Snapshot active, store_->Get(key));
   Usage usage;
   if (active.kind == Kind::kActive) {
-    ASSIGN_OR_RETURN(usage, DiskUsage(FilesOf(active.id)), "commit snapshot {}", key);
+    ASSIGN_OR_RETURN(usage, DiskUsageOf(FilesOf(active.id)), "commit snapshot {}", key);
   }
   RETURN_IF_ERROR(store_->Commit(key, name, labels, usage).status(), "commit snapshot {}", key);
   std::lock_guard lock(mutex_);
@@ -314,7 +314,7 @@ absl::StatusOr<Usage> SnapshotterImpl::GetUsage(const std::string& key) {
   ASSIGN_OR_RETURN(const Snapshot snapshot, store_->Get(key));
   if (snapshot.kind == Kind::kCommitted) return snapshot.usage;
   if (snapshot.kind == Kind::kView) return Usage();  // it has none
-  return DiskUsage(FilesOf(snapshot.id));
+  return DiskUsageOf(FilesOf(snapshot.id));
 }
 
 }  // namespace

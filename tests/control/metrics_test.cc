@@ -48,7 +48,9 @@ class MetricsTest : public ::testing::Test {
 
 TEST_F(MetricsTest, CountWhatStatsCount) {
   Mount(image_.mountpoint());
+  // All of it: what is prefetched meanwhile would count at another moment.
   Slurp(image_.mountpoint() + "/data.bin");
+  Slurp(image_.mountpoint() + "/hello.txt");
   const auto report = engine_->Report(image_.mountpoint());
   const chunkstore::ReadStats& stats = *report->front().stats;
   while (stats.waiting_requests > 0) std::this_thread::yield();  // readers go on a moment before

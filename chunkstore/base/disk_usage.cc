@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "snapshotter/disk_usage.h"
+#include "chunkstore/base/disk_usage.h"
 
 #include <fts.h>
 #include <sys/stat.h>
@@ -8,16 +8,16 @@
 #include <memory>
 #include <set>
 
-namespace lamina::snapshotter {
+namespace lamina {
 
-absl::StatusOr<Usage> DiskUsage(const std::string& directory) {
+absl::StatusOr<DiskUsage> DiskUsageOf(const std::string& directory) {
   constexpr int64_t kBlock = 512;  // of st_blocks (stat(2))
   std::string path = directory;
   char* const roots[] = {path.data(), nullptr};
   const std::unique_ptr<FTS, decltype(&::fts_close)> tree(
       ::fts_open(roots, FTS_PHYSICAL | FTS_NOCHDIR | FTS_XDEV, nullptr), &::fts_close);
   if (tree == nullptr) return ErrnoStatus(errno, "usage of " + directory);
-  Usage usage;
+  DiskUsage usage;
   std::set<ino_t> linked;
   while (errno = 0, true) {
     const FTSENT* entry = ::fts_read(tree.get());
@@ -42,4 +42,4 @@ absl::StatusOr<Usage> DiskUsage(const std::string& directory) {
   return usage;
 }
 
-}  // namespace lamina::snapshotter
+}  // namespace lamina
