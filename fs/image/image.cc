@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "chunkstore/registry/reference.h"
 #include "fs/image/image_store.h"
 #include "fs/image/reference.h"
 
@@ -82,6 +83,17 @@ absl::StatusOr<Image> OpenImage(std::string_view reference, const oci::Platform&
   absl::StatusOr<Image> image = ReadImage(reference, parsed, platform, access);
   if (!image.ok()) return Annotate(image.status(), fmt::format("open {}", reference));
   return image;
+}
+
+absl::StatusOr<std::string> PinReference(std::string_view reference, const Digest& manifest) {
+  ASSIGN_OR_RETURN(const ImageReference parsed, ImageReference::ParseConverted(reference));
+  if (parsed.transport == ImageTransport::kOciLayout) {
+    return fmt::format("oci:{}:{}", parsed.path, manifest.ToString());
+  }
+  ASSIGN_OR_RETURN(registry::Reference pinned, registry::Reference::Parse(parsed.path));
+  pinned.tag.clear();
+  pinned.digest = manifest;
+  return "docker://" + pinned.ToString();
 }
 
 }  // namespace lamina::fs

@@ -36,6 +36,9 @@ struct Image {
 absl::StatusOr<Image> OpenImage(std::string_view reference, const oci::Platform& platform,
                                 const RegistryAccess& access = {});
 
+// The same place, and in it the image with this manifest, whatever the reference leads to by now.
+absl::StatusOr<std::string> PinReference(std::string_view reference, const Digest& manifest);
+
 }  // namespace lamina::fs
 
 #endif  // LAMINA_FS_IMAGE_IMAGE_H_
