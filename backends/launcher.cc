@@ -85,6 +85,12 @@ class Cleanup {
 
 }  // namespace
 
+absl::StatusOr<std::string> RootfsOf(const std::string& state, const std::string& id) {
+  const std::string rootfs = SandboxesDirectory({.state = state}) + "/" + id + "/rootfs";
+  if (IsId(id) && ::access(rootfs.c_str(), F_OK) == 0) return rootfs;
+  return absl::NotFoundError(fmt::format("there is no sandbox {} in {}", id, state));
+}
+
 // What is known before anything is made.
 absl::Status Launcher::Fill(Record& record, const Backend& backend,
                             const SandboxOptions& options) const {
@@ -97,6 +103,7 @@ absl::Status Launcher::Fill(Record& record, const Backend& backend,
   record.limits = options.limits;
   record.network = options.network;
   record.image = options.image;
+  record.layers = options.layers;
   if (options.snapshot.empty()) return absl::OkStatus();
   RETURN_IF_ERROR(CheckName(options.snapshot, "snapshot"));
   const absl::StatusOr<Record> from =
@@ -106,6 +113,7 @@ absl::Status Launcher::Fill(Record& record, const Backend& backend,
   }
   RETURN_IF_ERROR(from.status());
   record.image = from->image;
+  if (record.layers.empty()) record.layers = from->layers;
   record.from_snapshot = options.snapshot;
   record.environment = from->environment;
   record.working_directory = from->working_directory;
@@ -131,10 +139,7 @@ absl::StatusOr<std::unique_ptr<Sandbox>> Launcher::Create(const Backend& backend
   ASSIGN_OR_RETURN(const UniqueFd lock, LockDirectory(directory));
   Cleanup cleanup(options_, directory);
   RETURN_IF_ERROR(WriteRecord(directory, record));
-  const std::string upper_from =
-      options.snapshot.empty() ? ""
-                               : SnapshotsDirectory(options_) + "/" + options.snapshot + "/upper";
-  RETURN_IF_ERROR(MountRootfs(options_, directory, record, options.registry, upper_from));
+  RETURN_IF_ERROR(MountRootfs(options_, directory, record, options.registry));
 
   const std::string rootfs = directory + "/rootfs";
   if (options.snapshot.empty() || !options.user.empty()) {

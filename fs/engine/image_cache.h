@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,10 @@ struct ImageRecord {
 };
 
 ImageRecord RecordOf(const Image& image);
+// Of images on top of each other, lowest first: as one, called "A + B", with a digest made of theirs.
+// The same as above for a single one.
+ImageRecord RecordOf(std::span<const Image> images);
+Digest DigestOfImages(std::span<const Digest> manifests);
 
 struct CachedImage {
   std::string image;

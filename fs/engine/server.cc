@@ -67,6 +67,13 @@ absl::StatusOr<json> Execute(Engine& engine, const json& request) {
     ASSIGN_OR_RETURN(const MountDescription description, engine.Mount(mount));
     return ToJson(description);
   }
+  if (op == "fork") {
+    ASSIGN_OR_RETURN(const ForkRequest fork, ParseForkRequest(request));
+    ASSIGN_OR_RETURN(const std::vector<MountDescription> mounts, engine.Fork(fork));
+    json array = json::array();
+    for (const MountDescription& mount : mounts) array.push_back(ToJson(mount));
+    return array;
+  }
   if (op == "unmount") {
     ASSIGN_OR_RETURN(const std::string target, StringField(request, "target"));
     RETURN_IF_ERROR(engine.Unmount(target));
@@ -100,15 +107,17 @@ absl::StatusOr<json> ExecuteSafely(Engine& engine, const json& request) {
   }
 }
 
-// Undoes a mount whose client has gone without an answer.
-void UndoMount(Engine& engine, const json& reply) {
-  const auto mount = reply.find("ok");
-  if (mount == reply.end()) return;
-  const absl::StatusOr<std::string> target = StringField(*mount, "target");
-  if (!target.ok()) return;
-  spdlog::warn("who asked for the mount at {} has gone: unmounting it", *target);
-  if (absl::Status status = engine.Unmount(*target); !status.ok()) {
-    spdlog::error("{}", std::string(status.message()));
+// Undoes mounts whose client has gone without an answer.
+void UndoMounts(Engine& engine, const json& reply) {
+  const auto made = reply.find("ok");
+  if (made == reply.end()) return;
+  for (const json& mount : made->is_array() ? *made : json::array({*made})) {
+    const absl::StatusOr<std::string> target = StringField(mount, "target");
+    if (!target.ok()) continue;
+    spdlog::warn("who asked for the mount at {} has gone: unmounting it", *target);
+    if (absl::Status status = engine.Unmount(*target); !status.ok()) {
+      spdlog::error("{}", std::string(status.message()));
+    }
   }
 }
 
@@ -142,7 +151,8 @@ class Connection {
     const std::string text = reply.dump(-1, ' ', false, json::error_handler_t::replace);
     if (absl::Status status = WriteLine(socket_.get(), text); !status.ok()) {
       spdlog::warn("{}", std::string(status.message()));
-      if (StringField(request, "op").value_or("") == "mount") UndoMount(engine, reply);
+      const std::string op = StringField(request, "op").value_or("");
+      if (op == "mount" || op == "fork") UndoMounts(engine, reply);
     }
   }
 

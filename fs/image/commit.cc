@@ -43,8 +43,8 @@ class WriterPause {
   bool active_ = false;
 };
 
-absl::StatusOr<WrittenLayer> WriteUpper(ImageWriter& output, const CommitOptions& options,
-                                        std::chrono::microseconds& paused) {
+absl::StatusOr<WrittenLayer> TryToWriteUpper(ImageWriter& output, const CommitOptions& options,
+                                             std::chrono::microseconds& paused) {
   WriterPause pause(options, paused);
   erofs::UpperOptions import{.user_xattrs = options.user_xattrs};
   if (options.pause != nullptr) import.pause = [&pause] { return pause.Begin();
@@ -56,6 +56,29 @@ const auto read = [&](erofs::ContentSink& sink) {
 };
 return WriteLayer(output, {.level = options.level, .jobs = options.jobs}, std::nullopt, read);
 }  // namespace
+
+absl::StatusOr<WrittenLayer> WriteUpper(ImageWriter& output, const CommitOptions& options,
+                                        std::chrono::microseconds& paused) {
+  absl::StatusOr<WrittenLayer> layer = TryToWriteUpper(output, options, paused);
+  for (int attempt = 1; absl::IsAborted(layer.status()) && attempt < kCommitAttempts; ++attempt) {
+    layer = TryToWriteUpper(output, options, paused);
+  }
+  return layer;
+}
+
+// The upper first: it is what it is now, and nothing else changes.
+absl::Status WriteUppers(ImageWriter& output, const CommitOptions& options, CommitResult& result) {
+  ASSIGN_OR_RETURN(const WrittenLayer layer, WriteUpper(output, options, result.paused));
+  CommitOptions lower = options;
+  lower.pause = nullptr;
+  for (const std::string& upper : options.lower_uppers) {
+    lower.upper = upper;
+    ASSIGN_OR_RETURN(const WrittenLayer below, WriteUpper(output, lower, result.paused));
+    result.layers.push_back(below);
+  }
+  result.layers.push_back(layer);
+  return absl::OkStatus();
+}
 
 absl::Status AddLayersBelow(ImageWriter& output, const CommitOptions& options,
                             std::vector<oci::Descriptor>& layers, CommitResult& result) {
@@ -80,7 +103,8 @@ absl::Status AddLayersBelow(ImageWriter& output, const CommitOptions& options,
 }
 
 // What the new image's history says of the layers above the first image's.
-std::vector<LayerHistory> HistoryOf(const CommitOptions& options, const WrittenLayer& layer) {
+std::vector<LayerHistory> HistoryOf(const CommitOptions& options,
+                                    const std::vector<WrittenLayer>& written) {
   std::vector<LayerHistory> layers;
   for (size_t i = 1; i < options.images.size(); ++i) {
     for (const Digest& diff_id : options.images[i].config.diff_ids) {
@@ -88,15 +112,17 @@ std::vector<LayerHistory> HistoryOf(const CommitOptions& options, const WrittenL
           {.diff_id = diff_id, .created_by = "layer of " + options.images[i].reference});
     }
   }
-  layers.push_back({.diff_id = layer.blob.digest,
-                    .created_by = "lamina commit",
-                    .created = TimestampNow(),
-                    .comment = options.comment});
+  for (const WrittenLayer& layer : written) {
+    layers.push_back({.diff_id = layer.blob.digest,
+                      .created_by = "lamina commit",
+                      .created = TimestampNow(),
+                      .comment = options.comment});
+  }
   return layers;
 }
 
 absl::Status CheckLayerCount(const CommitOptions& options) {
-  size_t count = 1;
+  size_t count = 1 + options.lower_uppers.size();
   for (const Image& image : options.images) count += image.layers.size();
   if (count <= oci::kMaxLayers) return absl::OkStatus();
   return absl::FailedPreconditionError(
@@ -111,22 +137,15 @@ absl::StatusOr<CommitResult> CommitTo(const ImageReference& destination,
   ASSIGN_OR_RETURN(const std::unique_ptr<ImageWriter> output,
                    OpenWriter(destination, options.access, /*source=*/nullptr));
   CommitResult result;
-  // The upper first: it is what it is now, and the layers below do not change.
-  absl::StatusOr<WrittenLayer> layer = WriteUpper(*output, options, result.paused);
-  for (int attempt = 1; absl::IsAborted(layer.status()) && attempt < kCommitAttempts; ++attempt) {
-    layer = WriteUpper(*output, options, result.paused);
-  }
-  RETURN_IF_ERROR(layer.status());
-  result.layer = *layer;
-
+  RETURN_IF_ERROR(WriteUppers(*output, options, result));
   std::vector<oci::Descriptor> layers;
   RETURN_IF_ERROR(AddLayersBelow(*output, options, layers, result));
-  layers.push_back(DescribeLayer(layer->blob));
+  for (const WrittenLayer& layer : result.layers) layers.push_back(DescribeLayer(layer.blob));
 
   const bool alone = options.images.empty();
   const oci::Platform platform = alone ? oci::Platform::Host() : options.images[0].config.platform;
   const std::string below = alone ? EmptyConfig(platform) : options.images[0].config_json;
-  ASSIGN_OR_RETURN(const std::string config, AddLayers(below, HistoryOf(options, *layer)));
+  ASSIGN_OR_RETURN(const std::string config, AddLayers(below, HistoryOf(options, result.layers)));
   ASSIGN_OR_RETURN(const ImageDocument made,
                    MakeManifest(*output, config, platform, std::move(layers),
                                 alone ? std::map<std::string, std::string>()

@@ -5,7 +5,6 @@
 #ifndef LAMINA_FS_IMAGE_COMMIT_H_
 #define LAMINA_FS_IMAGE_COMMIT_H_
 
-#include <array>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -25,6 +24,9 @@ struct CommitOptions {
   // alone: it is to be put on top of others.
   std::vector<Image> images;
   std::string upper;
+  // Uppers between those and this one, which nobody writes to, lowest first: of the overlayfs that this
+  // one was forked from. Each is a layer of its own.
+  std::vector<std::string> lower_uppers;
   bool user_xattrs = false;  // see erofs::UpperOptions
   std::string destination;   // oci:DIR[:TAG] | docker://HOST/REPOSITORY[:TAG]
   RegistryAccess access;
@@ -39,7 +41,7 @@ struct CommitOptions {
 
 struct CommitResult {
   Digest manifest_digest;
-  WrittenLayer layer;
+  std::vector<WrittenLayer> layers;  // the new ones, lowest first: of the upper the last
   // Of the layers below, by how they came to the destination.
   uint64_t layers_there = 0;
   uint64_t layers_linked = 0;

@@ -62,10 +62,10 @@ TEST_F(CommitTest, WhatWasWrittenIsOneMoreLayer) {
   EXPECT_EQ(after.layers[0].digest, before.layers[0].digest);
   EXPECT_EQ(after.manifest.layers[0].annotations, before.manifest.layers[0].annotations);
   EXPECT_EQ(after.layers[1].digest, before.layers[1].digest);
-  EXPECT_EQ(after.layers[2].digest, result.layer.blob.digest);
+  EXPECT_EQ(after.layers[2].digest, result.layers.back().blob.digest);
   EXPECT_THAT(ReadLayer(after, 2), ElementsAre(Pair("new", "new content"), Pair("sub/", ""),
                                                Pair("sub/file", Noise(300'000, 2))));
-  EXPECT_EQ(result.layer.inodes, 4u);
+  EXPECT_EQ(result.layers.back().inodes, 4u);
   // Nothing of the layers below was touched.
   EXPECT_EQ(result.layers_there, 2u);
   EXPECT_EQ(result.layers_linked + result.layers_copied + result.layers_mounted, 0u);
@@ -74,7 +74,7 @@ TEST_F(CommitTest, WhatWasWrittenIsOneMoreLayer) {
   const auto old_config = nlohmann::json::parse(before.config_json);
   auto config = nlohmann::json::parse(after.config_json);
   EXPECT_EQ(config["rootfs"]["diff_ids"].size(), 3u);
-  EXPECT_EQ(config["rootfs"]["diff_ids"][2], result.layer.blob.digest.ToString());
+  EXPECT_EQ(config["rootfs"]["diff_ids"][2], result.layers.back().blob.digest.ToString());
   ASSERT_EQ(config["history"].size(), 3u);
   EXPECT_EQ(config["history"][2]["comment"], "first try");
   EXPECT_EQ(config["history"][2]["created"], config["created"]);
@@ -153,7 +153,7 @@ TEST_F(CommitTest, WithoutImagesBelowItIsTheLayerAlone) {
   const CommitResult result = MustCommit({.upper = upper_, .destination = "oci:" + other_});
   const Image after = MustOpen("oci:" + other_);
   ASSERT_EQ(after.layers.size(), 1u);
-  EXPECT_THAT(after.config.diff_ids, ElementsAre(result.layer.blob.digest));
+  EXPECT_THAT(after.config.diff_ids, ElementsAre(result.layers.back().blob.digest));
 }
 
 TEST_F(CommitTest, WritersArePausedOnceAndGoOnAlsoAfterAnError) {
