@@ -202,9 +202,9 @@ absl::Status AgentSandbox::Snapshot(const std::string& name) {
   ASSIGN_OR_RETURN(TemporaryDirectory making, TemporaryDirectory::Create(parent, ".making-"));
   // On top of the image and its layers; an image that is a snapshot's becomes a part of this one.
   fs::Client client = EngineClient(options_);
-  RETURN_IF_ERROR(CommitMount(client, {.target = directory_ + "/rootfs",
-                                       .destination = "oci:" + making.path() + "/image",
-                                       .images_left_out = 1 + record_.layers.size()})
+  RETURN_IF_ERROR(CommitMount(client, directory_ + "/rootfs",
+                              {.destination = "oci:" + making.path() + "/image",
+                               .images_left_out = 1 + record_.layers.size()})
                       .status(),
                   "snapshot {} of {}", name, Name());
   // It fits this image only, wherever the tag leads later.

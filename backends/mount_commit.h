@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Makes an image of what was written to a writable mount of an engine, whatever runs on it.
+// Makes an image of what was written to a writable mount of an engine, or to a container of containerd
+// that an engine is the snapshotter of.
 #ifndef LAMINA_BACKENDS_MOUNT_COMMIT_H_
 #define LAMINA_BACKENDS_MOUNT_COMMIT_H_
 
@@ -12,8 +13,7 @@
 
 namespace lamina::backends {
 
-struct MountCommitOptions {
-  std::string target;       // the mount point
+struct WrittenCommitOptions {
   std::string destination;  // as CommitOptions
   registry::Settings registry;
   std::string comment;
@@ -26,7 +26,14 @@ struct MountCommitOptions {
 };
 
 // kFailedPrecondition if the mount is not writable, or `pause` is not possible.
-absl::StatusOr<fs::CommitResult> CommitMount(fs::Client& client, const MountCommitOptions& options);
+absl::StatusOr<fs::CommitResult> CommitMount(fs::Client& client, const std::string& mount_point,
+                                             const WrittenCommitOptions& options);
+
+// Of a container, running or not. `name_space` is containerd's. kFailedPrecondition if the layers below
+// it are not those of its image, as converted.
+absl::StatusOr<fs::CommitResult> CommitContainer(fs::Client& client, const std::string& name_space,
+                                                 const std::string& id,
+                                                 const WrittenCommitOptions& options);
 
 }  // namespace lamina::backends
 

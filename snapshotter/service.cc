@@ -71,7 +71,7 @@ grpc::Status Answer(const absl::Status& status, const char* operation) {
 
 class Service final : public api::Snapshots::Service {
  public:
-  explicit Service(std::unique_ptr<Snapshotter> snapshotter)
+  explicit Service(std::shared_ptr<Snapshotter> snapshotter)
       : snapshotter_(std::move(snapshotter)) {}
 
   grpc::Status Prepare(grpc::ServerContext*, const api::PrepareSnapshotRequest* request,
@@ -160,12 +160,12 @@ class Service final : public api::Snapshots::Service {
     return Answer(mounts.status(), operation);
   }
 
-  const std::unique_ptr<Snapshotter> snapshotter_;
+  const std::shared_ptr<Snapshotter> snapshotter_;
 };
 
 class GrpcSnapshotService final : public SnapshotService {
  public:
-  explicit GrpcSnapshotService(std::unique_ptr<Snapshotter> snapshotter)
+  explicit GrpcSnapshotService(std::shared_ptr<Snapshotter> snapshotter)
       : service_(std::move(snapshotter)) {}
 
   absl::Status Run(UniqueFd listener) {
@@ -182,7 +182,7 @@ class GrpcSnapshotService final : public SnapshotService {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<SnapshotService>> SnapshotService::Start(
-    std::unique_ptr<Snapshotter> snapshotter, UniqueFd listener) {
+    std::shared_ptr<Snapshotter> snapshotter, UniqueFd listener) {
   auto service = std::make_unique<GrpcSnapshotService>(std::move(snapshotter));
   RETURN_IF_ERROR(service->Run(std::move(listener)));
   return service;

@@ -16,7 +16,7 @@ class SnapshotService {
   // Accepts connections from `listener`, a listening unix socket: who may connect is decided by its
   // owner. Serves them from threads of its own.
   static absl::StatusOr<std::unique_ptr<SnapshotService>> Start(
-      std::unique_ptr<Snapshotter> snapshotter, UniqueFd listener);
+      std::shared_ptr<Snapshotter> snapshotter, UniqueFd listener);
   // Lets calls that run finish.
   virtual ~SnapshotService() = default;
 };

@@ -74,10 +74,15 @@ struct MountRequest {
   bool record = false;  // a profile, from the first read on
 };
 
+// A layer, and the image that it is read from.
+struct LayerOfImage {
+  chunkstore::LayerDescriptor layer;
+  std::string image;  // as in MountRequest
+};
+
 // Layers that a caller knows otherwise than by opening an image, as the snapshotter does.
 struct LayersRequest {
-  std::string image;  // where they are read from, as MountRequest has it; it is not opened
-  std::vector<chunkstore::LayerDescriptor> layers;  // lowest first
+  std::vector<LayerOfImage> layers;  // lowest first
   // One layer as overlayfs stacks it on others; else what all of them are together.
   bool keep_marks = false;
   std::string target;  // absolute path of an existing directory

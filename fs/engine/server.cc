@@ -60,7 +60,7 @@ absl::StatusOr<json> ExecuteCache(Engine& engine, std::string_view op, const jso
   return ToJson(cleanup);
 }
 
-absl::StatusOr<json> Execute(Engine& engine, const json& request) {
+absl::StatusOr<json> Execute(Engine& engine, const ServerOptions& options, const json& request) {
   ASSIGN_OR_RETURN(const std::string op, StringField(request, "op"));
   if (op == "mount") {
     ASSIGN_OR_RETURN(const MountRequest mount, ParseMountRequest(request));
@@ -93,13 +93,15 @@ absl::StatusOr<json> Execute(Engine& engine, const json& request) {
     if (op == known) return ExecuteCache(engine, op, request);
   }
   if (IsPrefetchOp(op)) return ExecutePrefetchOp(engine, op, request);
+  if (options.execute) return options.execute(op, request);
   return absl::InvalidArgumentError(fmt::format("unknown op '{}'", op));
 }
 
 // A request that needs more memory than there is must not take the mounts of others with it.
-absl::StatusOr<json> ExecuteSafely(Engine& engine, const json& request) {
+absl::StatusOr<json> ExecuteSafely(Engine& engine, const ServerOptions& options,
+                                   const json& request) {
   try {
-    return Execute(engine, request);
+    return Execute(engine, options, request);
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("not enough memory for the request");
   } catch (const std::exception& error) {
@@ -124,9 +126,9 @@ void UndoMounts(Engine& engine, const json& reply) {
 // One request on a thread of its own.
 class Connection {
  public:
-  Connection(Engine& engine, UniqueFd socket, int wake_fd)
-      : socket_(std::move(socket)), thread_([this, &engine, wake_fd] {
-          Serve(engine);
+  Connection(Engine& engine, const ServerOptions& options, UniqueFd socket, int wake_fd)
+      : socket_(std::move(socket)), thread_([this, &engine, &options, wake_fd] {
+          Serve(engine, options);
           done_ = true;
           const uint64_t one = 1;
           [[maybe_unused]] const ssize_t written = ::write(wake_fd, &one, sizeof(one));
@@ -141,12 +143,12 @@ class Connection {
   void LeaveOpen() { socket_.Release(); }
 
  private:
-  void Serve(Engine& engine) {
+  void Serve(Engine& engine, const ServerOptions& options) {
     ::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &kRequestTimeout, sizeof(kRequestTimeout));
     const absl::StatusOr<std::string> line = ReadLine(socket_.get());
     if (!line.ok()) return;
     const json request = json::parse(*line, nullptr, /*allow_exceptions=*/false);
-    absl::StatusOr<json> result = ExecuteSafely(engine, request);
+    absl::StatusOr<json> result = ExecuteSafely(engine, options, request);
     const json reply = result.ok() ? json{{"ok", *result}} : ErrorToJson(result.status());
     const std::string text = reply.dump(-1, ' ', false, json::error_handler_t::replace);
     if (absl::Status status = WriteLine(socket_.get(), text); !status.ok()) {
@@ -260,7 +262,7 @@ class Server {
     UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!socket.valid()) return;
     served_ = true;
-    connections_.emplace_back(*engine_, std::move(socket), wake_.get());
+    connections_.emplace_back(*engine_, options_, std::move(socket), wake_.get());
   }
 
   static void Drain(int fd) {

@@ -141,8 +141,10 @@ def _(workspace):
         wait_until(lambda: (kept / "upper" / "a").read_bytes() not in (b"", counter),
                    "the container goes on")
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        for _ in range(2):  # the second kills
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.5)
+        process.wait(timeout=60)
     with workspace.mounted(f"oci:{workspace.path('converted')}:running") as restored:
         check_equal((restored / "one").read_bytes(), b"1", "a file of before")
         check_consistent(restored)
@@ -226,6 +228,7 @@ def _(workspace):
         after = sorted(os.listdir(layout / "blobs" / "sha256")), (layout / "index.json").read_bytes()
         check_equal(after, before, "the destination")
     workspace.lamina("verify", f"oci:{layout}:one")
+    subprocess.run(["umount", small], check=True)
 
 
 @test("commit.what-cannot-be-a-layer-is-refused-by-name")

@@ -26,31 +26,37 @@ bool IsPath(const std::string& source) {
 
 struct CommitFlags {
   std::string source;
-  backends::MountCommitOptions commit;
+  backends::WrittenCommitOptions commit;
+  std::string name_space = "default";
   RegistryOptions registry;
   std::string state;
   bool json = false;
 };
 
+absl::StatusOr<fs::CommitResult> CommitSource(const CommitFlags& flags) {
+  if (IsPath(flags.source)) {
+    ASSIGN_OR_RETURN(const std::string target, ExistingDirectory(flags.source), "mount point");
+    fs::Client client(StateFor(flags.state, target), ProgramPath());
+    return backends::CommitMount(client, target, flags.commit);
+  }
+  const std::string state = flags.state.empty() ? fs::DefaultStateDirectory() : flags.state;
+  fs::Client client(state, ProgramPath());
+  const absl::StatusOr<std::string> rootfs = backends::RootfsOf(state, flags.source);
+  if (rootfs.ok()) return backends::CommitMount(client, *rootfs, flags.commit);
+  auto result = backends::CommitContainer(client, flags.name_space, flags.source, flags.commit);
+  // Without a laminad it can only be a sandbox.
+  return absl::IsUnavailable(result.status()) ? rootfs.status() : result;
+}
+
 absl::StatusOr<int> Commit(CommitFlags& flags) {
-  backends::MountCommitOptions& commit = flags.commit;
-  ASSIGN_OR_RETURN(commit.destination, AbsoluteReference(commit.destination), "destination");
+  backends::WrittenCommitOptions& commit = flags.commit;
+  ASSIGN_OR_RETURN(commit.destination, AbsoluteReference(commit.destination));
   ASSIGN_OR_RETURN(commit.registry, ToSettings(flags.registry));
   if (::geteuid() != 0) {
     return absl::FailedPreconditionError("commit needs root: writable mounts are root's");
   }
-  std::string state = flags.state;
-  if (IsPath(flags.source)) {
-    ASSIGN_OR_RETURN(commit.target, ExistingDirectory(flags.source), "mount point");
-    state = StateFor(state, commit.target);
-  } else {
-    if (state.empty()) state = fs::DefaultStateDirectory();
-    ASSIGN_OR_RETURN(commit.target, backends::RootfsOf(state, flags.source));
-  }
-  fs::Client client(state, ProgramPath());
   const auto start = steady_clock::now();
-  ASSIGN_OR_RETURN(const fs::CommitResult result, backends::CommitMount(client, commit),
-                   "commit {}", flags.source);
+  ASSIGN_OR_RETURN(const fs::CommitResult result, CommitSource(flags), "commit {}", flags.source);
   const double seconds = std::chrono::duration<double>(steady_clock::now() - start).count();
   const double pause_ms = static_cast<double>(result.paused.count()) / 1000;
   if (flags.json) {
@@ -117,13 +123,16 @@ void AddCommit(CLI::App& app, Action& run) {
       "commit", "Make an image of a writable mount: what was written becomes one more layer");
   command
       ->add_option("source", flags->source,
-                   "Mount point of a writable mount, or the id of a sandbox")
+                   "Mount point of a writable mount, the id of a sandbox, or of a container of "
+                   "containerd whose snapshotter laminad is")
       ->required();
   command
       ->add_option("destination", flags->commit.destination,
                    "oci:DIR[:TAG] or docker://HOST/REPOSITORY[:TAG]; layers that it has already "
                    "are not sent again")
       ->required();
+  command->add_option("--namespace", flags->name_space, "containerd's, of a container")
+      ->capture_default_str();
   command->add_option("--message,-m", flags->commit.comment, "Comment for the image's history");
   command->add_option("--level", flags->commit.level, "zstd compression level")
       ->capture_default_str()

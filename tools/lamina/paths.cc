@@ -35,7 +35,7 @@ absl::StatusOr<std::string> AbsoluteReference(const std::string& reference) {
 
 absl::Status MakeAbsolute(std::vector<std::string>& references) {
   for (std::string& reference : references) {
-    ASSIGN_OR_RETURN(reference, AbsoluteReference(reference), "--layer");
+    ASSIGN_OR_RETURN(reference, AbsoluteReference(reference));
   }
   return absl::OkStatus();
 }
