@@ -11,6 +11,7 @@
 
 #include "backends/agent_client.h"
 #include "backends/cgroup.h"
+#include "backends/mount_commit.h"
 #include "chunkstore/base/disk_usage.h"
 
 namespace lamina::backends {
@@ -199,22 +200,28 @@ absl::Status AgentSandbox::Snapshot(const std::string& name) {
   if (::access(path.c_str(), F_OK) == 0) {
     return absl::AlreadyExistsError(fmt::format("there is a snapshot '{}'", name));
   }
-  const SandboxState state = State();
-  if (state == SandboxState::kDead) return CheckRunning();
+  if (State() == SandboxState::kDead) return CheckRunning();
   // Whole, or not there. A dot in front: no name of a snapshot.
-  ASSIGN_OR_RETURN(TemporaryDirectory copy, TemporaryDirectory::Create(parent, ".making-"));
-  if (state == SandboxState::kRunning) RETURN_IF_ERROR(Pause());
-  absl::Status copied = CopyUpper(directory_ + "/disk/upper", copy.path() + "/upper");
-  if (state == SandboxState::kRunning) copied.Update(Resume());
-  RETURN_IF_ERROR(std::move(copied), "snapshot {} of {}", name, Name());
-  RETURN_IF_ERROR(WriteRecord(copy.path(), record_));
-  if (::rename(copy.path().c_str(), path.c_str()) != 0) {
+  ASSIGN_OR_RETURN(TemporaryDirectory making, TemporaryDirectory::Create(parent, ".making-"));
+  // On top of the image and its layers; an image that is a snapshot's becomes a part of this one.
+  fs::Client client = EngineClient(options_);
+  RETURN_IF_ERROR(CommitMount(client, directory_ + "/rootfs",
+                              {.destination = "oci:" + making.path() + "/image",
+                               .images_left_out = 1 + record_.layers.size()})
+                      .status(),
+                  "snapshot {} of {}", name, Name());
+  // It fits this image only, wherever the tag leads later.
+  Record record = record_;
+  ASSIGN_OR_RETURN(const Digest manifest, Digest::Parse(record.manifest_digest));
+  ASSIGN_OR_RETURN(record.image, fs::PinReference(record.image, manifest));
+  RETURN_IF_ERROR(WriteRecord(making.path(), record));
+  if (::rename(making.path().c_str(), path.c_str()) != 0) {
     if (errno == EEXIST || errno == ENOTEMPTY) {
       return absl::AlreadyExistsError(fmt::format("there is a snapshot '{}'", name));
     }
     return ErrnoStatus(errno, "make " + path);
   }
-  copy.Keep();
+  making.Keep();
   return absl::OkStatus();
 }
 

@@ -136,7 +136,30 @@ absl::StatusOr<Cgroup> Cgroup::Of(const std::string& name) {
       if (Exists(tree + "/cgroup.procs")) directories[controller] = tree + "/" + name;
     }
   }
-  return Cgroup(version, std::move(directories));
+  return Cgroup(version, name, std::move(directories));
+}
+
+absl::StatusOr<std::optional<Cgroup>> Cgroup::OfProcess(pid_t process) {
+  ASSIGN_OR_RETURN(const int version, Version());
+  const std::string path = fmt::format("/proc/{}/cgroup", process);
+  std::istringstream lines(ReadPseudoFile(path));
+  // Lines are "NUMBER:CONTROLLER,CONTROLLER:PATH", of version 2 "0::PATH" (cgroups(7)).
+  std::string line;
+  bool found = false;
+  while (std::getline(lines, line)) {
+    found = true;
+    const size_t first = line.find(':');
+    const size_t second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    if (controllers.find(version == 2 ? ",," : ",freezer,") == std::string::npos) continue;
+    const std::string name = line.substr(second + 1);
+    if (name.size() < 2) return std::nullopt;
+    ASSIGN_OR_RETURN(Cgroup group, Of(name.substr(1)), "process {}", process);
+    return group;
+  }
+  if (found) return std::nullopt;
+  return absl::NotFoundError(fmt::format("there is no process {}", process));
 }
 
 absl::StatusOr<Cgroup> Cgroup::Create(const std::string& name, const Limits& limits) {
@@ -248,6 +271,11 @@ std::vector<pid_t> Cgroup::Processes() const {
 bool Cgroup::Frozen() const {
   if (version_ == 2) return ReadNumber("", "cgroup.events", "frozen") == 1;
   return ReadPseudoFile(File("freezer", "freezer.state")).starts_with("FROZEN");
+}
+
+std::pair<std::string, std::string> Cgroup::ThawFile() const {
+  if (version_ == 2) return {File("", "cgroup.freeze"), "0"};
+  return {File("freezer", "freezer.state"), "THAWED"};
 }
 
 absl::Status Cgroup::SetFrozen(bool frozen) const {

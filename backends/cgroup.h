@@ -13,8 +13,10 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "backends/sandbox.h"
@@ -42,6 +44,10 @@ class Cgroup {
   static absl::StatusOr<Cgroup> Create(const std::string& name, const Limits& limits);
   // The same without making it or looking whether it is there.
   static absl::StatusOr<Cgroup> Of(const std::string& name);
+  // The group that a process is in, as far as freezing goes; nothing if it is in none but the one of
+  // all processes. kNotFound if there is no such process.
+  static absl::StatusOr<std::optional<Cgroup>> OfProcess(pid_t process);
+  const std::string& name() const { return name_; }
 
   absl::Status Add(pid_t process) const;
   absl::StatusOr<CgroupUsage> Usage() const;
@@ -58,6 +64,8 @@ class Cgroup {
   absl::Status Freeze() const;
   absl::Status Thaw() const;
   bool Frozen() const;
+  // The file to write to, and the text that lets them go on: for who can do no more than that.
+  std::pair<std::string, std::string> ThawFile() const;
 
   // Kills all processes in it, frozen or not, until there is none.
   absl::Status KillAll() const;
@@ -65,8 +73,8 @@ class Cgroup {
   absl::Status Remove() const;
 
  private:
-  Cgroup(int version, std::map<std::string, std::string> directories)
-      : version_(version), directories_(std::move(directories)) {}
+  Cgroup(int version, std::string name, std::map<std::string, std::string> directories)
+      : version_(version), name_(std::move(name)), directories_(std::move(directories)) {}
   absl::Status Limit(const Limits& limits) const;
   std::string File(std::string_view controller, std::string_view file) const;
   absl::Status Write(std::string_view controller, std::string_view file,
@@ -76,6 +84,7 @@ class Cgroup {
   absl::Status SetFrozen(bool frozen) const;
 
   int version_;
+  std::string name_;
   // Version 1: controller to directory. Version 2: one, under the empty name.
   std::map<std::string, std::string> directories_;
 };

@@ -111,6 +111,12 @@ class Cleanup {
 
 }  // namespace
 
+absl::StatusOr<std::string> RootfsOf(const std::string& state, const std::string& id) {
+  const std::string rootfs = SandboxesDirectory({.state = state}) + "/" + id + "/rootfs";
+  if (IsId(id) && ::access(rootfs.c_str(), F_OK) == 0) return rootfs;
+  return absl::NotFoundError(fmt::format("there is no sandbox {} in {}", id, state));
+}
+
 // What is known before anything is made.
 absl::Status Launcher::Fill(Record& record, const Backend& backend,
                             const SandboxOptions& options) const {
@@ -122,6 +128,7 @@ absl::Status Launcher::Fill(Record& record, const Backend& backend,
   record.limits = options.limits;
   record.network = options.network;
   record.image = options.image;
+  record.layers = options.layers;
   if (options.snapshot.empty()) return absl::OkStatus();
   RETURN_IF_ERROR(CheckName(options.snapshot, "snapshot"));
   const absl::StatusOr<Record> from =
@@ -131,6 +138,7 @@ absl::Status Launcher::Fill(Record& record, const Backend& backend,
   }
   RETURN_IF_ERROR(from.status());
   record.image = from->image;
+  if (record.layers.empty()) record.layers = from->layers;
   record.from_snapshot = options.snapshot;
   record.environment = from->environment;
   record.working_directory = from->working_directory;
@@ -154,13 +162,10 @@ absl::StatusOr<std::unique_ptr<Sandbox>> Launcher::Create(const Backend& backend
   const std::string directory = DirectoryOf(record.id);
   Cleanup cleanup(options_, directory);
   RETURN_IF_ERROR(WriteRecord(directory, record));
-  const std::string upper_from =
-      options.snapshot.empty() ? ""
-                               : SnapshotsDirectory(options_) + "/" + options.snapshot + "/upper";
   // Calls write to a /tmp of their own, and nothing else: that is what the limit is for, and where they
   // start unless somebody says otherwise.
   const bool stateless = backend.capabilities().call_files;
-  RETURN_IF_ERROR(MountRootfs(options_, directory, record, options.registry, upper_from,
+  RETURN_IF_ERROR(MountRootfs(options_, directory, record, options.registry,
                               stateless ? 0 : record.limits.disk_bytes));
 
   const std::string rootfs = directory + "/rootfs";

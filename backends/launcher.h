@@ -24,6 +24,9 @@ struct ListedSandbox {
   absl::Status problem;
 };
 
+// Where the image of a sandbox is mounted. kNotFound if there is none of that id.
+absl::StatusOr<std::string> RootfsOf(const std::string& state, const std::string& id);
+
 // Thread-safe.
 class Launcher {
  public:

@@ -45,6 +45,7 @@ absl::Status WriteRecord(const std::string& directory, const Record& record) {
       {"backend", record.backend},
       {"image", record.image},
       {"manifest_digest", record.manifest_digest},
+      {"layers", record.layers},
       {"from_snapshot", record.from_snapshot},
       {"runtime", record.runtime},
       {"complete", record.complete ? 1 : 0},
@@ -85,6 +86,7 @@ absl::StatusOr<Record> ReadRecord(const std::string& directory) {
   ASSIGN_OR_RETURN(record.backend, Text(fields, "backend"));
   ASSIGN_OR_RETURN(record.image, Text(fields, "image"));
   ASSIGN_OR_RETURN(record.manifest_digest, Text(fields, "manifest_digest"));
+  ASSIGN_OR_RETURN(record.layers, fields.OptionalStrings("layers"));
   ASSIGN_OR_RETURN(record.from_snapshot, Text(fields, "from_snapshot"));
   ASSIGN_OR_RETURN(record.runtime, Text(fields, "runtime"));
   ASSIGN_OR_RETURN(const uint64_t complete, Size(fields, "complete"));

@@ -7,8 +7,10 @@
 //       agent.sock                   where its agent listens
 //       rootfs/                      the mounted image
 //       disk/                        what was written to it (upper/), and overlayfs' work/
+//       snapshot/                    of the snapshot that it was started from: links of its image/
 //   <state>/sandbox-snapshots/<name>/
-//       record.json, upper/
+//       record.json                  of the sandbox it is of
+//       image/                       an image layout with what to put on top of the sandbox' images
 #ifndef LAMINA_BACKENDS_RECORD_H_
 #define LAMINA_BACKENDS_RECORD_H_
 
@@ -30,7 +32,8 @@ struct Record {
   std::string backend;  // "container", "fncall"
   std::string image;
   std::string manifest_digest;
-  std::string from_snapshot;  // empty: from the image alone
+  std::vector<std::string> layers;  // images on top of it, lowest first
+  std::string from_snapshot;        // empty: from the image alone
   std::string runtime;
   bool complete =
       false;  // else it was being made, and whoever did so is gone if nobody has the lock

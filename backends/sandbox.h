@@ -38,6 +38,9 @@ struct SandboxOptions {
   std::string image;  // a converted image ("oci:DIR[:TAG]", DIR absolute, or "docker://...")
   registry::Settings registry;
   std::string snapshot;  // the name of a snapshot to start from, in place of an image
+  // More images, to be put on top of it, lowest first. What a snapshot has is put on top of them: by
+  // default those that its sandbox had.
+  std::vector<std::string> layers;
   Limits limits;
   std::vector<std::string> environment;  // "NAME=value", beyond the image's
   std::string user;                      // empty: the image's

@@ -5,63 +5,21 @@
 #include <signal.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <filesystem>
+#include <utility>
 
 #include "backends/cgroup.h"
 #include "chunkstore/base/file.h"
+#include "chunkstore/base/program.h"
 #include "fs/engine/client.h"
 #include "fs/mount/loop.h"
 #include "fs/mount/mount.h"
 
 namespace lamina::backends {
 namespace {
-
-// Runs a program of this machine to its end; what it says goes into the error.
-absl::Status RunProgram(const std::vector<std::string>& words) {
-  std::array<int, 2> ends{};
-  if (::pipe2(ends.data(), O_CLOEXEC) != 0) return ErrnoStatus(errno, "pipe");
-  const UniqueFd output(ends[0]);
-  UniqueFd input(ends[1]);
-  std::vector<char*> arguments;
-  for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
-  arguments.push_back(nullptr);
-  const pid_t child = ::fork();
-  if (child < 0) return ErrnoStatus(errno, "fork");
-  if (child == 0) {
-    sigset_t none;
-    ::sigemptyset(&none);
-    ::sigprocmask(SIG_SETMASK, &none, nullptr);
-    const int null = ::open("/dev/null", O_RDWR | O_CLOEXEC);
-    ::dup2(null, STDIN_FILENO);
-    ::dup2(input.get(), STDOUT_FILENO);
-    ::dup2(input.get(), STDERR_FILENO);
-    ::execvp(arguments[0], arguments.data());
-    ::_exit(errno == ENOENT ? 127 : 126);
-  }
-  input.Reset();
-  std::string said;
-  std::array<char, 4096> piece;
-  while (true) {
-    const ssize_t got = ::read(output.get(), piece.data(), piece.size());
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) break;
-    if (said.size() < piece.size()) said.append(piece.data(), static_cast<size_t>(got));
-  }
-  int status = 0;
-  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  if (status == 0) return absl::OkStatus();
-  if (WIFEXITED(status) && WEXITSTATUS(status) == 127) {
-    return absl::FailedPreconditionError(fmt::format("{} is not on PATH", words[0]));
-  }
-  while (said.ends_with('\n')) said.pop_back();
-  return absl::InternalError(fmt::format("{}: {}", words[0], said));
-}
 
 absl::Status MakeDirectory(const std::string& path, mode_t mode) {
   if (::mkdir(path.c_str(), mode) != 0) return ErrnoStatus(errno, "make directory " + path);
@@ -92,7 +50,22 @@ absl::Status MountDisk(const std::string& directory, uint64_t bytes) {
   return absl::OkStatus();
 }
 
+// Not where it is, so that it can be removed while this one is in use.
+absl::Status LinkSnapshot(const std::string& from, const std::string& to) {
+  std::error_code error;
+  std::filesystem::copy(
+      from, to,
+      std::filesystem::copy_options::recursive | std::filesystem::copy_options::create_hard_links,
+      error);
+  if (error) return ErrnoStatus(error.value(), fmt::format("link {} to {}", from, to));
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+fs::Client EngineClient(const LauncherOptions& options) {
+  return fs::Client(options.state, options.program, options.engine_options);
+}
 
 std::string SandboxesDirectory(const LauncherOptions& options) {
   return options.state + "/sandboxes";
@@ -103,18 +76,24 @@ std::string SnapshotsDirectory(const LauncherOptions& options) {
 
 absl::Status MountRootfs(const LauncherOptions& options, const std::string& directory,
                          const Record& record, const registry::Settings& registry,
-                         const std::string& upper_from, uint64_t disk_bytes) {
+                         uint64_t disk_bytes) {
   const std::string disk = directory + "/disk";
   RETURN_IF_ERROR(MakeDirectory(disk, 0700));
   if (disk_bytes > 0) {
     RETURN_IF_ERROR(MountDisk(directory, disk_bytes), "disk of {} bytes", disk_bytes);
   }
-  if (!upper_from.empty()) RETURN_IF_ERROR(CopyUpper(upper_from, disk + "/upper"));
+  std::vector<std::string> layers = record.layers;
+  if (!record.from_snapshot.empty()) {
+    const std::string from = SnapshotsDirectory(options) + "/" + record.from_snapshot;
+    const std::string own = directory + "/snapshot";
+    RETURN_IF_ERROR(LinkSnapshot(from + "/image", own), "snapshot {}", record.from_snapshot);
+    layers.push_back("oci:" + own);
+  }
   const std::string rootfs = directory + "/rootfs";
   RETURN_IF_ERROR(MakeDirectory(rootfs, 0755));
-  fs::Client client(options.state, options.program, options.engine_options);
-  return client
+  return EngineClient(options)
       .Mount({.image = record.image,
+              .layer_images = std::move(layers),
               .target = rootfs,
               .writable = true,
               .writable_dir = disk,
@@ -129,8 +108,7 @@ absl::Status RemoveSandbox(const LauncherOptions& options, const std::string& di
   const std::string rootfs = directory + "/rootfs";
   ASSIGN_OR_RETURN(const auto mounted, fs::FindMount(rootfs));
   if (mounted.has_value()) {
-    fs::Client client(options.state, options.program, options.engine_options);
-    const absl::Status unmounted = client.Unmount(rootfs);
+    const absl::Status unmounted = EngineClient(options).Unmount(rootfs);
     // Of an engine that is gone.
     if (!unmounted.ok() && ::umount2(rootfs.c_str(), MNT_DETACH | UMOUNT_NOFOLLOW) != 0 &&
         errno != EINVAL && errno != ENOENT) {
@@ -153,9 +131,6 @@ absl::Status RemoveSandbox(const LauncherOptions& options, const std::string& di
   return absl::OkStatus();
 }
 
-absl::Status CopyUpper(const std::string& from, const std::string& to) {
-  return RunProgram({"cp", "--archive", "--reflink=auto", "--sparse=always",
-                     "--no-target-directory", "--one-file-system", "--", from, to});
 }
 
 }  // namespace lamina::backends

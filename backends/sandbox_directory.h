@@ -10,6 +10,7 @@
 #include "backends/record.h"
 #include "backends/sandbox.h"
 #include "chunkstore/base/status.h"
+#include "fs/engine/client.h"
 
 namespace lamina::backends {
 
@@ -24,18 +25,18 @@ struct LauncherOptions {
 std::string SandboxesDirectory(const LauncherOptions& options);
 std::string SnapshotsDirectory(const LauncherOptions& options);
 
-// Makes disk/ and mounts the image on rootfs/, with what is in `upper_from` as its changes already
-// unless that is empty. With `disk_bytes`, disk/ is a file system of that size in disk.img.
+// Makes disk/ and mounts the images on rootfs/, with those of the snapshot that is named in the record
+// on top. With `disk_bytes`, disk/ is a file system of that size in disk.img.
 absl::Status MountRootfs(const LauncherOptions& options, const std::string& directory,
                          const Record& record, const registry::Settings& registry,
-                         const std::string& upper_from, uint64_t disk_bytes);
+                         uint64_t disk_bytes);
 
 // Kills what runs, unmounts, and removes the directory. Whoever calls it has the directory's lock.
 // What is not there does no harm. After an error what is left can be removed by another try.
 absl::Status RemoveSandbox(const LauncherOptions& options, const std::string& directory);
 
-// Copies what overlayfs keeps in an upper directory: every attribute, device nodes and holes.
-absl::Status CopyUpper(const std::string& from, const std::string& to);
+// An engine for what is in the state directory.
+fs::Client EngineClient(const LauncherOptions& options);
 
 }  // namespace lamina::backends
 

@@ -72,6 +72,29 @@ absl::StatusOr<Tree> ImportTar(const TarReadFunction& read, ContentSink& sink);
 // read, or a directory that is moved, is kAborted. Needs /proc.
 absl::StatusOr<Tree> ImportDirectory(const std::string& path, ContentSink& sink);
 
+// How to read the upper directory of an overlayfs.
+struct UpperOptions {
+  // The overlayfs keeps its marks in user.overlay.* (mounted with "userxattr"), not in
+  // trusted.overlay.*.
+  bool user_xattrs = false;
+  // Stops whoever writes to the overlayfs; null if nobody does. What is read afterwards is the layer.
+  // The caller lets them go on when the import has returned.
+  std::function<absl::Status()> pause;
+};
+
+// Reads the upper directory of an overlayfs, mounted or not, as a layer: as ImportDirectory, but for
+// what overlayfs put there to say what is hidden below. Whiteouts of either form become character
+// devices 0:0 of mode 0, as ImportTar makes them, and opaque directories have kOpaqueXattr. Marks that
+// refer to files outside of the directory, of which "metacopy" and "redirect" are two, are
+// kFailedPrecondition, naming the file and the mark; those for overlayfs' own use are dropped.
+//
+// With `pause` nearly all content is read before anybody is stopped, where the file system tells
+// reliably that a file has changed (ext4, XFS, Btrfs): while they stand still all names and
+// attributes are read, but only the content of files that changed since. What was read of those before
+// stays in the sink, and no file refers to it.
+absl::StatusOr<Tree> ImportUpper(const std::string& path, ContentSink& sink,
+                                 const UpperOptions& options);
+
 }  // namespace lamina::erofs
 
 #endif  // LAMINA_EROFS_IMPORT_H_

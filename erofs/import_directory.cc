@@ -3,9 +3,12 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/limits.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <sys/vfs.h>
 #include <sys/xattr.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -137,9 +140,65 @@ absl::StatusOr<uint64_t> FindHole(int fd, uint64_t offset, uint64_t size) {
   return ErrnoStatus(errno, "look for a hole");
 }
 
+using FileId = std::pair<uint64_t, uint64_t>;  // device, inode
+
+FileId IdOf(const struct statx& stat) {
+  return {makedev(stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino};
+}
+
+// Equal versions of a file have equal content, as far as the file system notes times: see IsSettled.
+struct FileVersion {
+  uint64_t size = 0;
+  Timestamp modified;
+  Timestamp changed;
+  bool operator==(const FileVersion&) const = default;
+};
+
+FileVersion VersionOf(const struct statx& stat) {
+  return {stat.stx_size,
+          {stat.stx_mtime.tv_sec, stat.stx_mtime.tv_nsec},
+          {stat.stx_ctime.tv_sec, stat.stx_ctime.tv_nsec}};
+}
+
+// True if whatever changes a file after `start` gives it another time than the one it has. File
+// systems may note times in steps of the kernel's clock, which are 10 ms at the most.
+bool IsSettled(const FileVersion& version, const timespec& start) {
+  constexpr int64_t kStep = 20'000'000;
+  constexpr int64_t kSecond = 1'000'000'000;
+  const int64_t seconds = start.tv_sec - version.changed.seconds;
+  const int64_t nanoseconds = start.tv_nsec - int64_t{version.changed.nanoseconds};
+  return seconds > 1 || (seconds >= 0 && seconds * kSecond + nanoseconds >= kStep);
+}
+
+// File systems that change a file's times at the first store to a mapped page since that was written
+// back. tmpfs does not.
+bool NotesStores(const std::string& path) {
+  struct statfs info {};
+  if (::statfs(path.c_str(), &info) != 0) return false;
+  const auto type = static_cast<uint32_t>(info.f_type);
+  return type == EXT4_SUPER_MAGIC || type == XFS_SUPER_MAGIC || type == BTRFS_SUPER_MAGIC;
+}
+
+// Content that the sink has already.
+struct StoredContent {
+  FileVersion version;
+  std::vector<Extent> extents;
+};
+using StoredFiles = absl::flat_hash_map<FileId, StoredContent>;
+
 class DirectoryImporter {
  public:
-  explicit DirectoryImporter(ContentSink& sink) : sink_(sink), buffer_(kReadSize) {}
+  // What is imported.
+  enum class Kind {
+    kTree,
+    kUpper,        // of an overlayfs
+    kUpperMoving,  // which changes meanwhile: only for the content to be stored
+  };
+  // `mark_prefix` and `stored` are for uppers. The former is one of kOverlayPrefixes. What is stored
+  // and has not changed is not read, and with kUpperMoving what is read is added.
+  explicit DirectoryImporter(ContentSink& sink, Kind kind = Kind::kTree,
+                             std::string_view mark_prefix = {}, StoredFiles* stored = nullptr)
+      : sink_(sink), kind_(kind), mark_prefix_(mark_prefix), stored_(stored), buffer_(kReadSize) {}
 
   absl::StatusOr<Tree> Run(const std::string& path);
 
@@ -149,7 +208,7 @@ class DirectoryImporter {
     InodeIndex inode;
     std::string name;
     std::vector<std::string> names;  // still to visit, the next one at the end
-    std::pair<uint64_t, uint64_t> id;
+    FileId id;
   };
 
   // Adds the next name of the innermost level, and makes it the innermost if it is a directory.
@@ -159,23 +218,24 @@ class DirectoryImporter {
   // Goes back to the parent of the innermost level.
   absl::Status Leave();
 
-  absl::Status SetContent(int fd, const struct statx& stat, Inode& inode);
-  absl::Status CopyData(int fd, uint64_t begin, uint64_t end, FileContent& content);
+  absl::Status SetAttributes(int fd, Inode& inode) const;
+  absl::Status SetContent(int fd, struct statx stat, Inode& inode);
+  // Returns how far it came: `end`, or where the file ends meanwhile.
+  absl::StatusOr<uint64_t> CopyData(int fd, uint64_t begin, uint64_t end, FileContent& content);
   // The path of `name` in the innermost level, from the root of the import.
   std::string PathFor(std::string_view name) const;
 
-  static std::pair<uint64_t, uint64_t> IdOf(const struct statx& stat) {
-    return {makedev(stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino};
-  }
-
   ContentSink& sink_;
+  const Kind kind_;
+  const std::string_view mark_prefix_;
+  StoredFiles* const stored_;
   std::vector<std::byte> buffer_;
   Tree tree_;
   // Only the innermost directory is open, so that depth costs no descriptors; the way back is "..".
   std::vector<Level> levels_;
   UniqueFd current_;
   uint64_t mount_ = 0;
-  absl::flat_hash_map<std::pair<uint64_t, uint64_t>, InodeIndex> hard_links_;
+  absl::flat_hash_map<FileId, InodeIndex> hard_links_;
 };
 
 absl::StatusOr<Tree> DirectoryImporter::Run(const std::string& path) {
@@ -184,8 +244,7 @@ absl::StatusOr<Tree> DirectoryImporter::Run(const std::string& path) {
   mount_ = stat.stx_mnt_id;
   Inode& root = tree_.inode(Tree::kRoot);
   root = MakeInode(stat);
-  ASSIGN_OR_RETURN(root.xattrs, ReadXattrs(fd.get()), "{}", path);
-  RETURN_IF_ERROR(NormalizeXattrs(root), "{}", path);
+  RETURN_IF_ERROR(SetAttributes(fd.get(), root), "{}", path);
   RETURN_IF_ERROR(Enter(Tree::kRoot, path, std::move(fd), stat), "{}", path);
 
   while (!levels_.empty()) {
@@ -205,6 +264,7 @@ absl::StatusOr<Tree> DirectoryImporter::Run(const std::string& path) {
 absl::Status DirectoryImporter::Visit(const std::string& name) {
   const InodeIndex parent = levels_.back().inode;
   UniqueFd fd(::openat(current_.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+  if (!fd.valid() && errno == ENOENT && kind_ == Kind::kUpperMoving) return absl::OkStatus();
   if (!fd.valid()) return ErrnoStatus(errno, "open");
   ASSIGN_OR_RETURN(const struct statx stat, Stat(fd.get()));
   Inode inode = MakeInode(stat);
@@ -217,8 +277,7 @@ absl::Status DirectoryImporter::Visit(const std::string& name) {
     auto known = hard_links_.find(IdOf(stat));
     if (known != hard_links_.end()) return tree_.Link(parent, name, known->second);
   }
-  ASSIGN_OR_RETURN(inode.xattrs, ReadXattrs(fd.get()));
-  RETURN_IF_ERROR(NormalizeXattrs(inode));
+  RETURN_IF_ERROR(SetAttributes(fd.get(), inode));
   if (inode.is_symlink()) {
     ASSIGN_OR_RETURN(inode.target, ReadLinkTarget(fd.get()));
   } else if (inode.is_regular()) {
@@ -247,6 +306,10 @@ absl::Status DirectoryImporter::Leave() {
   if (!parent.valid()) return ErrnoStatus(errno, PrintableName(PathFor("..")));
   ASSIGN_OR_RETURN(const struct statx stat, Stat(parent.get()), "{}", PrintableName(PathFor("..")));
   if (IdOf(stat) != levels_[levels_.size() - 2].id) {
+    if (kind_ == Kind::kUpperMoving) {  // the rest is read when nothing moves
+      levels_.clear();
+      return absl::OkStatus();
+    }
     return absl::AbortedError(
         fmt::format("{}: directory was moved while it was read", PrintableName(PathFor(""))));
   }
@@ -255,42 +318,74 @@ absl::Status DirectoryImporter::Leave() {
   return absl::OkStatus();
 }
 
-absl::Status DirectoryImporter::SetContent(int fd, const struct statx& stat, Inode& inode) {
+absl::Status DirectoryImporter::SetAttributes(int fd, Inode& inode) const {
+  ASSIGN_OR_RETURN(inode.xattrs, ReadXattrs(fd));
+  return kind_ == Kind::kTree ? NormalizeXattrs(inode) : NormalizeUpperXattrs(inode, mark_prefix_);
+}
+
+absl::Status DirectoryImporter::SetContent(int fd, struct statx stat, Inode& inode) {
+  const bool moving = kind_ == Kind::kUpperMoving;
+  timespec start{};
+  UniqueFd file;
+  if (moving) {
+    ::clock_gettime(CLOCK_REALTIME_COARSE, &start);
+    ASSIGN_OR_RETURN(file, OpenFile(PathOf(fd), O_RDONLY));
+    // Mapped pages that were written to are no longer writable then, so that another store to them is
+    // noted in the file's times. All three flags: every page, also those being written (Linux 5.2).
+    ::sync_file_range(
+        file.get(), 0, 0,
+        SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+    ASSIGN_OR_RETURN(stat, Stat(fd));
+  }
   inode.size = stat.stx_size;
   if (inode.size == 0) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const UniqueFd file, OpenFile(PathOf(fd), O_RDONLY));
+  const FileVersion version = VersionOf(stat);
+  if (stored_ != nullptr && !moving) {
+    const auto stored = stored_->find(IdOf(stat));
+    if (stored != stored_->end() && stored->second.version == version) {
+      inode.extents = stored->second.extents;
+      return absl::OkStatus();
+    }
+  }
+  if (!file.valid()) {
+    ASSIGN_OR_RETURN(file, OpenFile(PathOf(fd), O_RDONLY));
+  }
   ASSIGN_OR_RETURN(FileContent content, FileContent::Begin(sink_, inode.size));
   for (uint64_t position = 0; position < inode.size;) {
     ASSIGN_OR_RETURN(const uint64_t data, FindData(file.get(), position, inode.size));
     RETURN_IF_ERROR(content.AppendHole(data - position));
     if (data == inode.size) break;
-    ASSIGN_OR_RETURN(position, FindHole(file.get(), data, inode.size));
-    RETURN_IF_ERROR(CopyData(file.get(), data, position, content));
+    ASSIGN_OR_RETURN(const uint64_t hole, FindHole(file.get(), data, inode.size));
+    ASSIGN_OR_RETURN(position, CopyData(file.get(), data, hole, content));
+    if (position == hole) continue;
+    if (moving) break;
+    return absl::AbortedError(fmt::format("file shrank to {} bytes while it was read", position));
   }
   ASSIGN_OR_RETURN(const struct statx after, Stat(fd));
-  if (after.stx_size != stat.stx_size || after.stx_mtime.tv_sec != stat.stx_mtime.tv_sec ||
-      after.stx_mtime.tv_nsec != stat.stx_mtime.tv_nsec) {
-    return absl::AbortedError(fmt::format("file changed while it was read, from {} bytes to {}",
-                                          stat.stx_size, after.stx_size));
+  const FileVersion now = VersionOf(after);
+  if (!moving && (now.size != version.size || now.modified != version.modified)) {
+    return absl::AbortedError(
+        fmt::format("file changed while it was read, from {} bytes to {}", version.size, now.size));
   }
   ASSIGN_OR_RETURN(inode.extents, content.Finish());
+  if (moving && now == version && IsSettled(version, start)) {
+    stored_->insert_or_assign(IdOf(stat), StoredContent{version, inode.extents});
+  }
   return absl::OkStatus();
 }
 
-absl::Status DirectoryImporter::CopyData(int fd, uint64_t begin, uint64_t end,
-                                         FileContent& content) {
+absl::StatusOr<uint64_t> DirectoryImporter::CopyData(int fd, uint64_t begin, uint64_t end,
+                                                     FileContent& content) {
   while (begin < end) {
     const auto wanted = static_cast<size_t>(std::min<uint64_t>(end - begin, buffer_.size()));
     const ssize_t length = ::pread(fd, buffer_.data(), wanted, static_cast<off_t>(begin));
     if (length < 0 && errno == EINTR) continue;
     if (length < 0) return ErrnoStatus(errno, fmt::format("read at byte {}", begin));
-    if (length == 0) {
-      return absl::AbortedError(fmt::format("file shrank to {} bytes while it was read", begin));
-    }
+    if (length == 0) break;
     RETURN_IF_ERROR(content.Append(std::span(buffer_).first(static_cast<size_t>(length))));
     begin += static_cast<uint64_t>(length);
   }
-  return absl::OkStatus();
+  return begin;
 }
 
 std::string DirectoryImporter::PathFor(std::string_view name) const {
@@ -303,6 +398,21 @@ std::string DirectoryImporter::PathFor(std::string_view name) const {
 
 absl::StatusOr<Tree> ImportDirectory(const std::string& path, ContentSink& sink) {
   return DirectoryImporter(sink).Run(path);
+}
+
+absl::StatusOr<Tree> ImportUpper(const std::string& path, ContentSink& sink,
+                                 const UpperOptions& options) {
+  using Kind = DirectoryImporter::Kind;
+  const std::string_view prefix = kOverlayPrefixes[options.user_xattrs ? 1 : 0];
+  StoredFiles stored;
+  if (options.pause != nullptr) {
+    if (NotesStores(path)) {
+      RETURN_IF_ERROR(
+          DirectoryImporter(sink, Kind::kUpperMoving, prefix, &stored).Run(path).status());
+    }
+    RETURN_IF_ERROR(options.pause());
+  }
+  return DirectoryImporter(sink, Kind::kUpper, prefix, &stored).Run(path);
 }
 
 }  // namespace lamina::erofs

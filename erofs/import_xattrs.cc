@@ -14,6 +14,9 @@ namespace {
 
 constexpr std::array<std::string_view, 3> kNamespaces = {"user.", "trusted.", "security."};
 constexpr std::string_view kLaminaPrefix = "trusted.lamina.";
+// Marks of overlayfs that say nothing of the merged tree (Linux, fs/overlayfs/overlayfs.h).
+constexpr std::array<std::string_view, 6> kPrivateMarks = {"origin", "impure", "nlink",
+                                                           "upper",  "uuid",   "protattr"};
 
 bool StartsWithAny(std::string_view name, const auto& prefixes) {
   return std::any_of(prefixes.begin(), prefixes.end(),
@@ -67,6 +70,35 @@ absl::Status NormalizeXattrs(Inode& inode) {
   std::sort(kept.begin(), kept.end());
   kept.shrink_to_fit();
   inode.xattrs = std::move(kept);
+  return absl::OkStatus();
+}
+
+absl::Status NormalizeUpperXattrs(Inode& inode, std::string_view prefix) {
+  bool opaque = false;
+  bool whiteout = false;
+  for (const Xattr& xattr : inode.xattrs) {
+    if (!xattr.name.starts_with(prefix)) continue;
+    const std::string_view mark = std::string_view(xattr.name).substr(prefix.size());
+    if (mark == "opaque") {
+      // The value "x" only says that there are whiteouts of the xattr form in it.
+      opaque = inode.is_directory() && xattr.value == "y";
+    } else if (mark == "whiteout") {
+      whiteout = inode.is_regular() && inode.size == 0;
+    } else if (std::ranges::find(kPrivateMarks, mark) == kPrivateMarks.end()) {
+      // "metacopy": the content is below. "redirect": so are the entries, under another name. Those
+      // of an overlayfs on this one ("overlay.opaque") would need another meaning.
+      return absl::FailedPreconditionError(
+          fmt::format("xattr \"{}\" of overlayfs: a layer cannot have what it refers to",
+                      PrintableName(xattr.name)));
+    }
+  }
+  if (whiteout || inode.is_whiteout()) {
+    inode = Inode();
+    inode.mode = S_IFCHR;
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(NormalizeXattrs(inode));
+  if (opaque) SetXattr(inode, kOpaqueXattr, "y");
   return absl::OkStatus();
 }
 

@@ -32,6 +32,11 @@ inline constexpr std::string_view kOpaqueXattr = "trusted.overlay.opaque";
 // Fails with kInvalidArgument on names and values that no file can have, and on invalid ACLs.
 absl::Status NormalizeXattrs(Inode& inode);
 
+// The same for an inode of an overlayfs' upper directory, whose marks begin with `prefix`, one of
+// kOverlayPrefixes. An opaque directory gets kOpaqueXattr, and a whiteout of the xattr form becomes a
+// character device 0:0. kFailedPrecondition, naming the xattr, if the inode is not all of the file.
+absl::Status NormalizeUpperXattrs(Inode& inode, std::string_view prefix);
+
 // Adds an xattr or changes its value; keeps the order.
 void SetXattr(Inode& inode, std::string_view name, std::string_view value);
 

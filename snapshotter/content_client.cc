@@ -4,21 +4,17 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
 
-#include <chrono>
 #include <utility>
 
 #include "chunkstore/base/file.h"
 #include "chunkstore/base/json.h"
+#include "snapshotter/containerd_call.h"
 #include "snapshotter/content.grpc.pb.h"
 
 namespace lamina::snapshotter {
 namespace {
 
 namespace content = containerd::services::content::v1;
-
-// containerd answers from its own disk.
-constexpr std::chrono::seconds kPatience{10};
-constexpr char kNamespaceHeader[] = "containerd-namespace";
 
 class GrpcContentClient final : public ContentClient {
  public:
@@ -30,7 +26,7 @@ class GrpcContentClient final : public ContentClient {
   absl::StatusOr<std::vector<ContentInfo>> List(const std::string& name_space,
                                                 const std::vector<std::string>& filters) override {
     grpc::ClientContext context;
-    Prepare(name_space, context);
+    PrepareCall(name_space, context);
     content::ListContentRequest request;
     for (const std::string& filter : filters) request.add_filters(filter);
     const auto reader = stub_->List(&context, request);
@@ -43,13 +39,13 @@ class GrpcContentClient final : public ContentClient {
         infos.push_back({*digest, {info.labels().begin(), info.labels().end()}});
       }
     }
-    RETURN_IF_ERROR(FromGrpc(reader->Finish()));
+    RETURN_IF_ERROR(FromContainerd(reader->Finish(), name_));
     return infos;
   }
 
   absl::StatusOr<std::string> Read(const std::string& name_space, const Digest& digest) override {
     grpc::ClientContext context;
-    Prepare(name_space, context);
+    PrepareCall(name_space, context);
     content::ReadContentRequest request;
     request.set_digest(digest.ToString());
     const auto reader = stub_->Read(&context, request);
@@ -63,7 +59,7 @@ class GrpcContentClient final : public ContentClient {
             fmt::format("{}: {} is too large for a document", name_, digest.ToString()));
       }
     }
-    RETURN_IF_ERROR(FromGrpc(reader->Finish()), "{}", digest.ToString());
+    RETURN_IF_ERROR(FromContainerd(reader->Finish(), name_), "{}", digest.ToString());
     if (Digest::Of(AsBytes(content)) != digest) {
       return absl::DataLossError(
           fmt::format("{}: the content of {} has another digest", name_, digest.ToString()));
@@ -72,16 +68,6 @@ class GrpcContentClient final : public ContentClient {
   }
 
  private:
-  static void Prepare(const std::string& name_space, grpc::ClientContext& context) {
-    context.AddMetadata(kNamespaceHeader, name_space);
-    context.set_deadline(std::chrono::system_clock::now() + kPatience);
-  }
-  absl::Status FromGrpc(const grpc::Status& status) const {
-    if (status.ok()) return absl::OkStatus();
-    return {static_cast<absl::StatusCode>(status.error_code()),
-            fmt::format("{}: {}", name_, status.error_message())};
-  }
-
   const std::string name_;
   const std::unique_ptr<content::Content::Stub> stub_;
 };

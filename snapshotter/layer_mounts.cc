@@ -151,11 +151,11 @@ absl::Status LayerMounts::MountEntry(Entry& entry) {
   if (::mkdir(entry.path.c_str(), 0700) != 0 && errno != EEXIST) {
     return ErrnoStatus(errno, "create directory " + entry.path);
   }
-  fs::LayersRequest request{.image = entry.group->layers.back().image,
-                            .keep_marks = entry.group->keep_marks,
-                            .target = entry.path,
-                            .registry = settings_};
-  for (const LazyLayer& layer : entry.group->layers) request.layers.push_back(layer.layer);
+  fs::LayersRequest request{
+      .keep_marks = entry.group->keep_marks, .target = entry.path, .registry = settings_};
+  for (const LazyLayer& layer : entry.group->layers) {
+    request.layers.push_back({layer.layer, layer.image});
+  }
   absl::Status status = engine_.MountLayers(request).status();
   if (!absl::IsAlreadyExists(status)) return status;
   // By others unmounted, and the engine was not told yet.

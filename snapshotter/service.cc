@@ -70,7 +70,7 @@ grpc::Status Answer(const absl::Status& status, const char* operation) {
 
 class Service final : public api::Snapshots::Service {
  public:
-  explicit Service(std::unique_ptr<Snapshotter> snapshotter)
+  explicit Service(std::shared_ptr<Snapshotter> snapshotter)
       : snapshotter_(std::move(snapshotter)) {}
 
   grpc::Status Prepare(grpc::ServerContext*, const api::PrepareSnapshotRequest* request,
@@ -159,13 +159,13 @@ class Service final : public api::Snapshots::Service {
     return Answer(mounts.status(), operation);
   }
 
-  const std::unique_ptr<Snapshotter> snapshotter_;
+  const std::shared_ptr<Snapshotter> snapshotter_;
 };
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<fs::GrpcServer>> StartSnapshotService(
-    std::unique_ptr<Snapshotter> snapshotter, UniqueFd listener) {
+    std::shared_ptr<Snapshotter> snapshotter, UniqueFd listener) {
   return fs::GrpcServer::Start(std::make_unique<Service>(std::move(snapshotter)),
                                std::move(listener), "snapshotter socket");
 }

@@ -12,8 +12,9 @@
 
 namespace lamina::snapshotter {
 
+// Serves calls on `listener`, a listening unix socket: who may connect is decided by its owner.
 absl::StatusOr<std::unique_ptr<fs::GrpcServer>> StartSnapshotService(
-    std::unique_ptr<Snapshotter> snapshotter, UniqueFd listener);
+    std::shared_ptr<Snapshotter> snapshotter, UniqueFd listener);
 
 }  // namespace lamina::snapshotter
 

@@ -52,6 +52,28 @@ std::optional<Kind> FromRecord(RecordKind kind) {
   }
 }
 
+void FillRecord(const LazyLayer& from, LayerRecord& layer) {
+  layer.set_digest(from.layer.digest.ToString());
+  layer.set_size(from.layer.size);
+  layer.set_section_table_offset(from.layer.section_table_offset);
+  layer.set_section_table_digest(from.layer.section_table_digest.ToString());
+  layer.set_image(from.image);
+  layer.set_implied_root(from.marks.implied_root);
+  layer.set_implied_directories(from.marks.implied_directories);
+  layer.set_opaque_root(from.marks.opaque_root);
+}
+
+absl::StatusOr<LazyLayer> ParseLayerRecord(const LayerRecord& record) {
+  LazyLayer layer{
+      .image = record.image(),
+      .marks = {record.implied_root(), record.implied_directories(), record.opaque_root()}};
+  ASSIGN_OR_RETURN(layer.layer.digest, Digest::Parse(record.digest()));
+  ASSIGN_OR_RETURN(layer.layer.section_table_digest, Digest::Parse(record.section_table_digest()));
+  layer.layer.size = record.size();
+  layer.layer.section_table_offset = record.section_table_offset();
+  return layer;
+}
+
 std::string Serialize(const Snapshot& snapshot) {
   SnapshotRecord record;
   record.set_id(snapshot.id);
@@ -62,16 +84,9 @@ std::string Serialize(const Snapshot& snapshot) {
   record.mutable_labels()->insert(snapshot.labels.begin(), snapshot.labels.end());
   record.set_usage_bytes(snapshot.usage.bytes);
   record.set_usage_inodes(snapshot.usage.inodes);
-  if (snapshot.layer) {
-    LayerRecord& layer = *record.mutable_layer();
-    layer.set_digest(snapshot.layer->layer.digest.ToString());
-    layer.set_size(snapshot.layer->layer.size);
-    layer.set_section_table_offset(snapshot.layer->layer.section_table_offset);
-    layer.set_section_table_digest(snapshot.layer->layer.section_table_digest.ToString());
-    layer.set_image(snapshot.layer->image);
-    layer.set_implied_root(snapshot.layer->marks.implied_root);
-    layer.set_implied_directories(snapshot.layer->marks.implied_directories);
-    layer.set_opaque_root(snapshot.layer->marks.opaque_root);
+  if (snapshot.layer) FillRecord(*snapshot.layer, *record.mutable_layer());
+  for (const LazyLayer& layer : snapshot.layers_below) {
+    FillRecord(layer, *record.add_layers_below());
   }
   return record.SerializeAsString();
 }
@@ -90,15 +105,11 @@ absl::StatusOr<Snapshot> Parse(std::string name, const std::string& text) {
                     .labels = {record.labels().begin(), record.labels().end()},
                     .usage = {record.usage_bytes(), record.usage_inodes()}};
   if (record.has_layer()) {
-    LazyLayer layer{.image = record.layer().image(),
-                    .marks = {record.layer().implied_root(), record.layer().implied_directories(),
-                              record.layer().opaque_root()}};
-    ASSIGN_OR_RETURN(layer.layer.digest, Digest::Parse(record.layer().digest()));
-    ASSIGN_OR_RETURN(layer.layer.section_table_digest,
-                     Digest::Parse(record.layer().section_table_digest()));
-    layer.layer.size = record.layer().size();
-    layer.layer.section_table_offset = record.layer().section_table_offset();
-    snapshot.layer = std::move(layer);
+    ASSIGN_OR_RETURN(snapshot.layer, ParseLayerRecord(record.layer()));
+  }
+  for (const LayerRecord& layer : record.layers_below()) {
+    ASSIGN_OR_RETURN(LazyLayer parsed, ParseLayerRecord(layer));
+    snapshot.layers_below.push_back(std::move(parsed));
   }
   return snapshot;
 }

@@ -45,6 +45,8 @@ struct Snapshot {
   Labels labels;
   Usage usage;                     // of a committed one
   std::optional<LazyLayer> layer;  // of a committed one
+  // Of one with files of its own: layers between those and the parent, lowest first.
+  std::vector<LazyLayer> layers_below;
 };
 
 // Thread-safe.

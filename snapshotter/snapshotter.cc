@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <absl/strings/str_join.h>
+#include <absl/strings/str_split.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -15,6 +16,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <span>
 #include <system_error>
 #include <utility>
 
@@ -29,6 +31,9 @@ namespace {
 constexpr std::string_view kRemovedPrefix = "removed-";
 // Says which layer a snapshot is to become (containerd, snapshots/snapshotter.go).
 constexpr char kReferenceLabel[] = "containerd.io/snapshot.ref";
+// Converted images to put on top of the parent, lowest first, with commas between them. containerd
+// passes labels on that begin like this.
+constexpr char kLayersLabel[] = "containerd.io/snapshot/lamina.layers";
 
 absl::Status MakeDirectory(const std::string& path, mode_t mode) {
   if (::mkdir(path.c_str(), mode) != 0) return ErrnoStatus(errno, "create directory " + path);
@@ -46,24 +51,51 @@ struct Plan {
   std::vector<LayerGroup> groups;  // in the order of `lowers`
 };
 
-Plan PlanOf(const std::vector<Snapshot>& chain) {
+// A directory of a snapshot, or a converted layer.
+struct Part {
+  uint64_t id = 0;
+  const LazyLayer* layer = nullptr;
+};
+
+// What lies below the files of a snapshot, uppermost first: of itself, and of its parents.
+std::vector<Part> PartsBelow(const Snapshot& snapshot, std::span<const Snapshot> parents) {
+  std::vector<Part> parts;
+  const auto add_layers = [&parts](const Snapshot& of) {
+    for (auto layer = of.layers_below.rbegin(); layer != of.layers_below.rend(); ++layer) {
+      parts.push_back({.layer = &*layer});
+    }
+  };
+  add_layers(snapshot);
+  for (const Snapshot& parent : parents) {
+    if (parent.layer) {
+      parts.push_back({.layer = &*parent.layer});
+    } else {
+      parts.push_back({.id = parent.id});
+      add_layers(parent);
+    }
+  }
+  return parts;
+}
+
+Plan PlanOf(const Snapshot& snapshot, std::span<const Snapshot> parents) {
+  const std::vector<Part> parts = PartsBelow(snapshot, parents);
   Plan plan;
-  for (size_t i = 0; i < chain.size();) {
-    if (!chain[i].layer) {
-      plan.lowers.push_back({.id = chain[i++].id});
+  for (size_t i = 0; i < parts.size();) {
+    if (parts[i].layer == nullptr) {
+      plan.lowers.push_back({.id = parts[i++].id});
       continue;
     }
     std::vector<LazyLayer> layers;
-    while (i < chain.size() && chain[i].layer) layers.push_back(*chain[i++].layer);
+    while (i < parts.size() && parts[i].layer != nullptr) layers.push_back(*parts[i++].layer);
     // What is below one that hides all of it is not stacked.
     const auto opaque = std::ranges::find_if(
         layers, [](const LazyLayer& layer) { return layer.marks.opaque_root; });
-    if (i < chain.size() && opaque != layers.end()) {
+    if (i < parts.size() && opaque != layers.end()) {
       layers.erase(opaque + 1, layers.end());
-      i = chain.size();
+      i = parts.size();
     }
     std::ranges::reverse(layers);
-    std::vector<LayerGroup> groups = GroupLayers(std::move(layers), /*is_base=*/i == chain.size());
+    std::vector<LayerGroup> groups = GroupLayers(std::move(layers), /*is_base=*/i == parts.size());
     for (auto group = groups.rbegin(); group != groups.rend(); ++group) {
       const bool implied = group->keep_marks && group->layers[0].marks.implied_root;
       plan.lowers.push_back({.implied_root = implied});
@@ -82,6 +114,8 @@ class SnapshotterImpl final : public Snapshotter {
         overlay_options_(std::move(overlay_options)),
         store_(std::move(store)),
         finder_(std::move(finder)),
+        engine_(engine),
+        registry_(options.registry),
         mounts_(engine, directory_, options.registry, options.idle) {}
 
   // Directories that no snapshot has, and layers that snapshots need.
@@ -101,6 +135,8 @@ class SnapshotterImpl final : public Snapshotter {
   }
   std::vector<Snapshot> List() override { return store_->List(); }
   absl::StatusOr<Usage> GetUsage(const std::string& key) override;
+  absl::StatusOr<WrittenSnapshot> Written(const std::string& name_space,
+                                          const std::string& key) override;
   void Cleanup() override { remover_.Wait(); }
 
  private:
@@ -116,6 +152,8 @@ class SnapshotterImpl final : public Snapshotter {
   std::string FilesOf(uint64_t id) const { return PathOf(id) + "/fs"; }
   absl::Status TakeConvertedLayer(const std::string& key, const std::string& parent, size_t depth,
                                   const Labels& labels);
+  absl::StatusOr<std::vector<LazyLayer>> FindLayers(const std::string& references,
+                                                    const std::vector<Snapshot>& chain);
   absl::StatusOr<Mounted> MountLowers(const Plan& plan);
   absl::Status MakeDirectories(const Snapshot& snapshot, const Mounted& mounted) const;
   std::vector<MountSpec> SpecOf(const Snapshot& snapshot, const Mounted& mounted) const;
@@ -126,6 +164,8 @@ class SnapshotterImpl final : public Snapshotter {
   const std::vector<std::string> overlay_options_;
   const std::unique_ptr<SnapshotStore> store_;
   const std::unique_ptr<LayerFinder> finder_;  // may be null
+  fs::Engine& engine_;
+  const registry::Settings registry_;
   LayerMounts mounts_;
   Remover remover_;
   std::mutex mutex_;
@@ -139,7 +179,7 @@ absl::Status SnapshotterImpl::Restore() {
     if (snapshot.kind == Kind::kCommitted || snapshot.parent.empty()) continue;
     ASSIGN_OR_RETURN(const std::vector<Snapshot> chain, store_->Chain(snapshot.parent),
                      "snapshot {}", snapshot.name);
-    Keep(snapshot.id, mounts_.Reserve(PlanOf(chain).groups));
+    Keep(snapshot.id, mounts_.Reserve(PlanOf(snapshot, chain).groups));
   }
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(directory_, error)) {
@@ -224,9 +264,13 @@ absl::StatusOr<std::vector<MountSpec>> SnapshotterImpl::Create(Kind kind, const 
   if (kind == Kind::kActive && finder_ != nullptr && labels.contains(kReferenceLabel)) {
     RETURN_IF_ERROR(TakeConvertedLayer(key, parent, chain.size(), labels));
   }
-  ASSIGN_OR_RETURN(Mounted mounted, MountLowers(PlanOf(chain)), "snapshot {}", key);
   Snapshot snapshot{
       .name = key, .id = store_->NewId(), .parent = parent, .kind = kind, .labels = labels};
+  if (const auto label = labels.find(kLayersLabel); label != labels.end() && !chain.empty()) {
+    ASSIGN_OR_RETURN(snapshot.layers_below, FindLayers(label->second, chain), "label {}",
+                     kLayersLabel);
+  }
+  ASSIGN_OR_RETURN(Mounted mounted, MountLowers(PlanOf(snapshot, chain)), "snapshot {}", key);
   std::vector<MountSpec> spec = SpecOf(snapshot, mounted);
   // The record comes last: a directory without one is removed at the next start.
   absl::Status status = MakeDirectories(snapshot, mounted);
@@ -237,6 +281,28 @@ absl::StatusOr<std::vector<MountSpec>> SnapshotterImpl::Create(Kind kind, const 
     return status;
   }
   return spec;
+}
+
+// Those of the images that the chain has already are left out, as OpenImages does.
+absl::StatusOr<std::vector<LazyLayer>> SnapshotterImpl::FindLayers(
+    const std::string& references, const std::vector<Snapshot>& chain) {
+  std::set<Digest> there;
+  for (const Snapshot& snapshot : chain) {
+    if (snapshot.layer) there.insert(snapshot.layer->layer.Key());
+    for (const LazyLayer& layer : snapshot.layers_below) there.insert(layer.layer.Key());
+  }
+  std::vector<LazyLayer> found;
+  for (const absl::string_view reference : absl::StrSplit(references, ',', absl::SkipEmpty())) {
+    ASSIGN_OR_RETURN(const fs::Image image, engine_.OpenImage(std::string(reference), registry_));
+    const std::vector<absl::StatusOr<fs::AttachedLayer>> attached = engine_.AttachLayers(image);
+    for (size_t i = 0; i < attached.size(); ++i) {
+      RETURN_IF_ERROR(attached[i].status(), "{}", image.reference);
+      if (!there.insert(image.layers[i].Key()).second) continue;
+      found.push_back(
+          {.layer = image.layers[i], .image = image.reference, .marks = attached[i]->marks});
+    }
+  }
+  return found;
 }
 
 // OK if the layer is none.
@@ -270,8 +336,8 @@ absl::StatusOr<std::vector<MountSpec>> SnapshotterImpl::Mounts(const std::string
     return absl::FailedPreconditionError(
         fmt::format("snapshot {} is committed: prepare or view one on it", key));
   }
-  ASSIGN_OR_RETURN(const Mounted mounted, MountLowers(PlanOf({chain.begin() + 1, chain.end()})),
-                   "snapshot {}", key);
+  ASSIGN_OR_RETURN(const Mounted mounted,
+                   MountLowers(PlanOf(chain[0], std::span(chain).subspan(1))), "snapshot {}", key);
   return SpecOf(chain[0], mounted);
 }
 
@@ -308,6 +374,41 @@ void SnapshotterImpl::Drop(uint64_t id) {
   } else if (errno != ENOENT) {
     spdlog::warn("{}", std::string(ErrnoStatus(errno, "remove " + path).message()));
   }
+}
+
+absl::StatusOr<WrittenSnapshot> SnapshotterImpl::Written(const std::string& name_space,
+                                                         const std::string& key) {
+  // "default/7/key" (containerd, metadata/snapshot.go).
+  const auto is_it = [&](const Snapshot& snapshot) {
+    const size_t first = snapshot.name.find('/');
+    const size_t second = snapshot.name.find('/', first + 1);
+    return snapshot.kind == Kind::kActive && second != std::string::npos &&
+           snapshot.name.substr(0, first) == name_space && snapshot.name.substr(second + 1) == key;
+  };
+  const std::vector<Snapshot> all = store_->List();
+  const auto found = std::ranges::find_if(all, is_it);
+  if (found == all.end()) {
+    return absl::NotFoundError(
+        fmt::format("no active snapshot {} in the name space {}", key, name_space));
+  }
+  WrittenSnapshot written{.upper = FilesOf(found->id)};
+  if (const auto label = found->labels.find(kLayersLabel); label != found->labels.end()) {
+    written.layer_images = label->second;
+  }
+  std::vector<Snapshot> parents;
+  if (!found->parent.empty()) {
+    ASSIGN_OR_RETURN(parents, store_->Chain(found->parent), "snapshot {}", found->name);
+  }
+  for (const Part& part : PartsBelow(*found, parents)) {
+    if (part.layer == nullptr) {
+      return absl::FailedPreconditionError(fmt::format(
+          "snapshot {}: a layer below it was unpacked, of an image that is not converted",
+          found->name));
+    }
+    written.layers.push_back(part.layer->layer);
+  }
+  std::ranges::reverse(written.layers);
+  return written;
 }
 
 absl::StatusOr<Usage> SnapshotterImpl::GetUsage(const std::string& key) {

@@ -33,6 +33,13 @@ struct MountSpec {
   std::vector<std::string> options;
 };
 
+// What an image of an active snapshot is made of.
+struct WrittenSnapshot {
+  std::string upper;                                // directory with what was written
+  std::vector<chunkstore::LayerDescriptor> layers;  // below it, lowest first
+  std::string layer_images;  // the label "containerd.io/snapshot/lamina.layers"
+};
+
 struct SnapshotterOptions {
   std::string state;            // of the engine
   registry::Settings registry;  // for layers in registries
@@ -57,6 +64,9 @@ class Snapshotter {
   // With the label "containerd.io/snapshot.ref" it is to become the layer with that chain id. If that
   // is a converted one, a committed snapshot with this label is there after the call, which fails with
   // kAlreadyExists: containerd takes that snapshot and does not fetch the layer.
+  // The label "containerd.io/snapshot/lamina.layers" puts converted images on top of the parent:
+  // references as OpenImage takes them, lowest first, with commas between them. They stay what they
+  // were for as long as the snapshot lives.
   virtual absl::StatusOr<std::vector<MountSpec>> Create(Kind kind, const std::string& key,
                                                         const std::string& parent,
                                                         const Labels& labels) = 0;
@@ -73,6 +83,10 @@ class Snapshotter {
   // What its own files take on the disk: not the parents', and nothing for a converted layer, whose
   // content is in the cache.
   virtual absl::StatusOr<Usage> GetUsage(const std::string& key) = 0;
+  // The active snapshot that containerd calls `key` in a name space. kFailedPrecondition if some of
+  // what is below it is not a converted layer.
+  virtual absl::StatusOr<WrittenSnapshot> Written(const std::string& name_space,
+                                                  const std::string& key) = 0;
   // Returns when removed snapshots take no space any more.
   virtual void Cleanup() = 0;
 };

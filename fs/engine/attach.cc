@@ -38,9 +38,12 @@ std::vector<absl::StatusOr<std::shared_ptr<Blob>>> AttachAll(
   return results;
 }
 
-absl::StatusOr<std::vector<std::shared_ptr<Blob>>> AttachAll(BlobStore& store, const Image& image) {
+absl::StatusOr<std::vector<std::shared_ptr<Blob>>> AttachAll(BlobStore& store,
+                                                             std::span<const Image> images) {
   std::vector<LayerToAttach> layers;
-  for (const auto& layer : image.layers) layers.push_back({layer, image.origin});
+  for (const Image& image : images) {
+    for (const auto& layer : image.layers) layers.push_back({layer, image.origin});
+  }
   std::vector<std::shared_ptr<Blob>> blobs;
   for (auto& blob : AttachAll(store, layers)) {
     RETURN_IF_ERROR(blob.status());

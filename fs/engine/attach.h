@@ -6,6 +6,7 @@
 #define LAMINA_FS_ENGINE_ATTACH_H_
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "chunkstore/blob_store.h"
@@ -21,9 +22,9 @@ struct LayerToAttach {
 std::vector<absl::StatusOr<std::shared_ptr<chunkstore::Blob>>> AttachAll(
     chunkstore::BlobStore& store, const std::vector<LayerToAttach>& layers);
 
-// The blobs of an image, lowest first, or the first error.
+// The blobs of images that lie on top of each other, lowest first, or the first error.
 absl::StatusOr<std::vector<std::shared_ptr<chunkstore::Blob>>> AttachAll(
-    chunkstore::BlobStore& store, const Image& image);
+    chunkstore::BlobStore& store, std::span<const Image> images);
 
 }  // namespace lamina::fs
 

@@ -68,6 +68,19 @@ absl::StatusOr<json> Client::Mount(const MountRequest& request) {
   return Call(message, /*start_engine=*/true);
 }
 
+absl::StatusOr<json> Client::Fork(ForkRequest request) {
+  request.mount_namespace = MountNamespace();
+  if (request.token.empty()) {
+    ASSIGN_OR_RETURN(request.token, NewToken());
+  }
+  json message = ToJson(request);
+  message["op"] = "fork";
+  absl::StatusOr<json> reply = Call(message, /*start_engine=*/false);
+  if (!absl::IsUnavailable(reply.status())) return reply;
+  return absl::NotFoundError(fmt::format("no image is mounted at {}: {}", request.target,
+                                         std::string(reply.status().message())));
+}
+
 absl::Status Client::Unmount(const std::string& target) {
   const auto is_mounted = [&target] {
     const absl::StatusOr<std::optional<MountInfo>> info = FindMount(target);

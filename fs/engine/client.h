@@ -26,6 +26,8 @@ class Client {
         engine_options_(std::move(engine_options)) {}
 
   absl::StatusOr<nlohmann::json> Mount(const MountRequest& request);
+  // An array of mounts.
+  absl::StatusOr<nlohmann::json> Fork(ForkRequest request);
   absl::Status Unmount(const std::string& target);
   // An empty array if there is no engine.
   absl::StatusOr<nlohmann::json> Report(const std::optional<std::string>& target);

@@ -48,17 +48,6 @@ absl::Status MakeDirectory(const std::string& path, mode_t mode) {
   return absl::OkStatus();
 }
 
-// Counts up from what is there, so that ids stay short and are not used twice.
-std::string NextId(const std::string& state) {
-  static_assert(sizeof(unsigned long) == 8);
-  unsigned long next = 1;
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator(state + "/mounts", ignored)) {
-    next = std::max(next, std::strtoul(entry.path().filename().c_str(), nullptr, 10) + 1);
-  }
-  return std::to_string(next);
-}
-
 bool HasNul(const std::string& text) { return text.find('\0') != std::string::npos; }
 
 }  // namespace
@@ -69,6 +58,17 @@ absl::StatusOr<UniqueFd> LockWritableDirectory(const std::string& path) {
   if (locked) return lock;
   return absl::FailedPreconditionError(
       fmt::format("{} is the writable directory of another mount", path));
+}
+
+// Counts up from what is there, so that ids stay short and are not used twice.
+std::string NextMountId(const std::string& state) {
+  static_assert(sizeof(unsigned long) == 8);
+  unsigned long next = 1;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(state + "/mounts", ignored)) {
+    next = std::max(next, std::strtoul(entry.path().filename().c_str(), nullptr, 10) + 1);
+  }
+  return std::to_string(next);
 }
 
 void RemoveTree(const std::string& path) {
@@ -87,7 +87,9 @@ uint64_t BlobFsId(const MountRecord& record) {
 
 MountPaths::MountPaths(const std::string& state, const std::string& id,
                        const std::string& writable_dir)
-    : directory(fmt::format("{}/mounts/{}", state, id)), lower(directory + "/lower") {
+    : directory(fmt::format("{}/mounts/{}", state, id)),
+      lower(directory + "/lower"),
+      own_target(directory + "/root") {
   const std::string& parent = writable_dir.empty() ? directory : writable_dir;
   upper = parent + "/upper";
   work = writable_dir.empty() ? parent + "/work" : parent + "/" + kWorkDirectory;
@@ -134,6 +136,11 @@ void EngineImpl::HandOver() {
   SweepDetached();
   if (mounts_.empty() && detached_.empty()) return;  // then this is the end, and leaves nothing
   handed_over_ = true;
+  const auto keep_copies = [](const MountState& mount) {
+    for (const auto& copy : mount.copies) copy->Keep();
+  };
+  for (const auto& [target, mount] : mounts_) keep_copies(mount);
+  for (const MountState& mount : detached_) keep_copies(mount);
   if (blob_fs_ != nullptr) blob_fs_->LeaveMounted();
   for (auto& [target, mount] : mounts_) {
     if (mount.tree != nullptr) mount.tree->LeaveMounted();
@@ -202,13 +209,22 @@ absl::StatusOr<MountDescription> EngineImpl::Mount(const MountRequest& request) 
 absl::StatusOr<MountDescription> EngineImpl::MountPrepared(const MountRequest& request,
                                                            MountState mount) {
   std::lock_guard lock(mutex_);
+  return MountLocked(request, std::move(mount));
+}
+
+absl::StatusOr<MountDescription> EngineImpl::MountLocked(const MountRequest& request,
+                                                         MountState mount) {
   if (const auto there = mounts_.find(request.target); there != mounts_.end()) {
     const MountRecord& record = there->second.record;
     if (!request.token.empty() && request.token == record.token) return record.description;
     return absl::AlreadyExistsError(
         fmt::format("mount {}: {} has a mount already", request.image, request.target));
   }
-  mount.record.description.id = NextId(state_);
+  mount.record.description.id = NextMountId(state_);
+  if (mount.record.description.writable) {
+    mount.record.description.upper =
+        MountPaths(state_, mount.id(), mount.record.writable_dir).upper;
+  }
   cleaned_targets_.erase(request.target);
   // The record comes first: an engine that starts after a crash finds all there may be to clean.
   absl::Status status = Put(mount.record);
@@ -231,8 +247,10 @@ absl::StatusOr<MountDescription> EngineImpl::MountPrepared(const MountRequest& r
 }
 
 absl::Status EngineImpl::CheckRequest(const MountRequest& request) {
-  for (const std::string* text : {&request.image, &request.target, &request.writable_dir}) {
-    if (HasNul(*text)) return absl::InvalidArgumentError("a path has a NUL character");
+  std::vector<std::string> texts = request.layer_images;
+  texts.insert(texts.end(), {request.image, request.target, request.writable_dir});
+  if (std::ranges::any_of(texts, HasNul)) {
+    return absl::InvalidArgumentError("a path has a NUL character");
   }
   if (!request.target.starts_with('/')) {
     return absl::InvalidArgumentError(
@@ -267,14 +285,21 @@ absl::StatusOr<MountState> EngineImpl::Prepare(const MountRequest& request) {
   if (!request.writable_dir.empty()) {
     ASSIGN_OR_RETURN(mount.writable_lock, LockWritableDirectory(request.writable_dir));
   }
-  ASSIGN_OR_RETURN(const Image image, OpenImage(request.image, request.registry));
-  mount.record.description.manifest_digest = image.manifest_digest.ToString();
-  mount.image_use = images_.Use(RecordOf(image));
-  mount.record.layers = image.layers;
+  ASSIGN_OR_RETURN(const std::vector<Image> images, OpenImagesOf(request));
+  MountDescription& description = mount.record.description;
+  description.manifest_digest = images[0].manifest_digest.ToString();
+  for (size_t i = 1; i < images.size(); ++i) {
+    description.layer_images.push_back({.image = images[i].reference,
+                                        .manifest_digest = images[i].manifest_digest.ToString(),
+                                        .layers = images[i].layers.size()});
+  }
+  const ImageRecord record = RecordOf(images);
+  mount.image_use = images_.Use(record);
+  mount.record.layers = record.layers;
   mount.stats = std::make_shared<ReadStats>();
   std::shared_ptr<StartPlan> plan;
-  if (request.prefetch.enabled) plan = StartPrefetch(image, mount);
-  ASSIGN_OR_RETURN(mount.blobs, AttachAll(*store_, image));
+  if (request.prefetch.enabled) plan = StartPrefetch(images[0], mount);
+  ASSIGN_OR_RETURN(mount.blobs, AttachAll(*store_, images));
   ASSIGN_OR_RETURN(mount.metadata, GetMergedMetadata(state_ + "/images", mount.blobs));
   mount.record.metadata = mount.metadata->path;
   if (request.record) RETURN_IF_ERROR(mount.stats->touches.Start(mount.blobs));
@@ -283,6 +308,17 @@ absl::StatusOr<MountState> EngineImpl::Prepare(const MountRequest& request) {
     plan->AwaitProfile(kProfilePatience);
   }
   return mount;
+}
+
+absl::StatusOr<std::vector<Image>> EngineImpl::OpenImagesOf(const MountRequest& request) {
+  std::vector<std::string> references{request.image};
+  references.insert(references.end(), request.layer_images.begin(), request.layer_images.end());
+  RegistryAccess access;
+  for (const std::string& reference : references) {
+    ASSIGN_OR_RETURN(RegistryAccess needed, AccessFor(reference, request.registry));
+    if (access.client == nullptr) access = std::move(needed);
+  }
+  return OpenImages(references, oci::Platform::Host(), access);
 }
 
 absl::StatusOr<RegistryAccess> EngineImpl::AccessFor(const std::string& image,
@@ -322,7 +358,10 @@ absl::Status EngineImpl::Assemble(const MountRequest& request, MountState& mount
     RETURN_IF_ERROR(StartTreeAt(image_target, mount));
   }
   if (writable) {
-    RETURN_IF_ERROR(mounter_->MountOverlay(paths.lower, paths.upper, paths.work, request.target));
+    if (request.target == paths.own_target) RETURN_IF_ERROR(MakeDirectory(request.target, 0755));
+    std::vector<std::string> lowers = mount.record.description.lower_uppers;
+    lowers.push_back(paths.lower);
+    RETURN_IF_ERROR(mounter_->MountOverlay(lowers, paths.upper, paths.work, request.target));
   }
   ASSIGN_OR_RETURN(const std::optional<MountInfo> info, FindMount(request.target));
   if (!info.has_value()) {

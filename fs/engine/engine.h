@@ -56,6 +56,8 @@ struct PrefetchOptions {
 
 struct MountRequest {
   std::string image;  // "oci:DIR[:TAG]", DIR absolute, or "docker://HOST/REPOSITORY[:TAG][@DIGEST]"
+  // More of them, to be put on top of it, lowest first (OpenImages in image.h).
+  std::vector<std::string> layer_images;
   std::string target;  // absolute path of an existing directory
   Transport transport = Transport::kAuto;
   bool loop = false;            // EROFS through loop devices, as on kernels before 6.12
@@ -72,10 +74,15 @@ struct MountRequest {
   bool record = false;  // a profile, from the first read on
 };
 
+// A layer, and the image that it is read from.
+struct LayerOfImage {
+  chunkstore::LayerDescriptor layer;
+  std::string image;  // as in MountRequest
+};
+
 // Layers that a caller knows otherwise than by opening an image, as the snapshotter does.
 struct LayersRequest {
-  std::string image;  // where they are read from, as MountRequest has it; it is not opened
-  std::vector<chunkstore::LayerDescriptor> layers;  // lowest first
+  std::vector<LayerOfImage> layers;  // lowest first
   // One layer as overlayfs stacks it on others; else what all of them are together.
   bool keep_marks = false;
   std::string target;  // absolute path of an existing directory
@@ -88,16 +95,36 @@ struct AttachedLayer {
   erofs::LayerMarks marks;
 };
 
+// Of an image on top of another one.
+struct MountedImage {
+  std::string image;
+  std::string manifest_digest;
+  uint64_t layers = 0;  // that it adds
+  bool operator==(const MountedImage&) const = default;
+};
+
 // What a mount is.
 struct MountDescription {
   std::string id;
   std::string image;
   std::string manifest_digest;
+  std::vector<MountedImage> layer_images;  // on top of it, lowest first
   std::string target;
   Transport transport = Transport::kAuto;  // the one chosen, never kAuto
   bool loop = false;
   bool writable = false;
+  // Of a writable mount: the upper directory of its overlayfs, and those of what it was forked from,
+  // which are below and do not change, uppermost first.
+  std::string upper;
+  std::vector<std::string> lower_uppers;
   std::string reason;  // why this transport
+};
+
+struct ForkRequest {
+  std::string target;  // of a writable mount
+  uint64_t count = 1;
+  std::string token;            // as in MountRequest
+  std::string mount_namespace;  // likewise
 };
 
 // What a mount's readers caused, for people and programs.
@@ -157,6 +184,14 @@ class Engine {
   virtual absl::StatusOr<MountDescription> Mount(const MountRequest& request) = 0;
   // Mounts layers, and serves them for as long as any other mount.
   virtual absl::StatusOr<MountDescription> MountLayers(const LayersRequest& request) = 0;
+  // Writable mounts that start from what is in another one, and have nothing to do with it from then
+  // on. Their mount points are in the state directory, and go with them. All, or none after an error.
+  //
+  // What was written to the source is copied once, for all of them: by reference where the file system
+  // can, and it becomes a layer below each. It cannot be that without a copy, because the source goes
+  // on writing there, which overlayfs allows for an upper directory only. Whoever writes to the source
+  // meanwhile must be stopped, or the copy has some of it and some not.
+  virtual absl::StatusOr<std::vector<MountDescription>> Fork(const ForkRequest& request) = 0;
   // OpenImage of image.h, with the engine's connections.
   virtual absl::StatusOr<Image> OpenImage(const std::string& image,
                                           const registry::Settings& settings) = 0;

@@ -35,7 +35,8 @@ namespace lamina::fs {
 // Where a mount's parts are.
 struct MountPaths {
   std::string directory;
-  std::string lower;  // the image below a writable mount
+  std::string lower;       // the image below a writable mount
+  std::string own_target;  // where it is mounted if that is not the user's business
   std::string upper;
   std::string work;
 
@@ -50,15 +51,37 @@ inline constexpr char kBlobFsRecord[] = "fuse";
 uint64_t BlobFsId(const MountRecord& record);
 // A descriptor's name with the holder.
 std::string DescriptorName(const MountRecord& record);
+// The id of the next mount. Nobody else makes mounts between this and the making of its directory.
+std::string NextMountId(const std::string& state);
 // Keeps others from mounting on the same writable directory, as long as the descriptor is open.
 // kFailedPrecondition if one does.
 absl::StatusOr<UniqueFd> LockWritableDirectory(const std::string& path);
 // Removes a directory tree of ours; what cannot be removed is logged.
 void RemoveTree(const std::string& path);
 
+// A copy of what was written to a mount, below those that were forked from it. The directory goes with
+// the object unless it is kept for another engine.
+class UpperCopy {
+ public:
+  explicit UpperCopy(std::string directory) : directory_(std::move(directory)) {}
+  UpperCopy(const UpperCopy&) = delete;
+  UpperCopy& operator=(const UpperCopy&) = delete;
+  ~UpperCopy() {
+    if (!directory_.empty()) RemoveTree(directory_);
+  }
+  std::string upper() const { return directory_ + "/upper"; }
+  void Keep() { directory_.clear(); }
+
+ private:
+  std::string directory_;
+};
+// Names of their directories in <state>/mounts begin like this.
+inline constexpr std::string_view kCopyPrefix = "copy-";
+
 struct MountState {
   MountRecord record;
-  std::shared_ptr<void> image_use;  // ImageCache's
+  std::vector<std::shared_ptr<UpperCopy>> copies;  // of record.description.lower_uppers
+  std::shared_ptr<void> image_use;                 // ImageCache's
   std::vector<std::shared_ptr<chunkstore::Blob>> blobs;
   std::shared_ptr<const MergedMetadata> metadata;  // null for EROFS taken over
   std::shared_ptr<chunkstore::ReadStats> stats;
@@ -87,6 +110,7 @@ class EngineImpl : public Engine {
   void HandOver() override;
   absl::StatusOr<MountDescription> Mount(const MountRequest& request) override;
   absl::StatusOr<MountDescription> MountLayers(const LayersRequest& request) override;
+  absl::StatusOr<std::vector<MountDescription>> Fork(const ForkRequest& request) override;
   absl::StatusOr<Image> OpenImage(const std::string& image,
                                   const registry::Settings& settings) override;
   std::vector<absl::StatusOr<AttachedLayer>> AttachLayers(const Image& image) override;
@@ -133,7 +157,12 @@ class EngineImpl : public Engine {
   absl::StatusOr<std::shared_ptr<http::Client>> HttpClient();
   absl::StatusOr<RegistryAccess> AccessFor(const std::string& image,
                                            const registry::Settings& settings);
+  absl::StatusOr<std::vector<Image>> OpenImagesOf(const MountRequest& request);
+  // In engine_fork.cc.
+  absl::StatusOr<MountState> ForkState(const ForkRequest& request,
+                                       std::vector<MountDescription>& there);
   // The rest: with mutex_ held.
+  absl::StatusOr<MountDescription> MountLocked(const MountRequest& request, MountState mount);
   absl::Status Assemble(const MountRequest& request, MountState& mount);
   absl::Status StartBlobFs();
   void StopBlobFs();
@@ -160,7 +189,9 @@ class EngineImpl : public Engine {
 
   // In engine_restore.cc.
   absl::StatusOr<Leftovers> ReadRecords(std::string& blob_fs_state);
-  std::shared_ptr<chunkstore::Origin> OriginOf(const MountRecord& record);
+  std::shared_ptr<chunkstore::Origin> OriginOf(const std::string& image,
+                                               const registry::Settings& settings);
+  void RestoreCopies(MountState& mount);
   std::vector<MountState> AttachLocalBlobs(std::vector<MountState>& mounts);
   void TakeOverErofs(std::vector<MountState> mounts, const std::string& state,
                      std::vector<MountRecord>& lost);
@@ -206,6 +237,7 @@ class EngineImpl : public Engine {
   // Of mounts that are gone, by image, while the image has others.
   std::map<std::string, std::shared_ptr<chunkstore::ReadStats>> past_stats_;
   std::map<std::string, std::shared_ptr<void>> restored_uses_;  // by manifest, while restoring
+  std::map<std::string, std::shared_ptr<UpperCopy>> restored_copies_;  // by upper, likewise
   bool handed_over_ = false;
   std::jthread repair_;  // fetches tables that were damaged while no engine ran
 };

@@ -81,27 +81,32 @@ std::unique_ptr<Prefetcher::Ticket> EngineImpl::PrefetchStart(
 }
 
 absl::StatusOr<MountState> EngineImpl::PrepareLayers(const LayersRequest& request) {
-  const MountRequest as_mount{.image = request.image, .target = request.target};
-  RETURN_IF_ERROR(CheckRequest(as_mount));
   if (request.layers.empty() || (request.keep_marks && request.layers.size() != 1)) {
     return absl::InvalidArgumentError("layers to mount: none, or several with their marks");
   }
+  const MountRequest as_mount{.image = request.layers[0].image, .target = request.target};
+  RETURN_IF_ERROR(CheckRequest(as_mount));
   ASSIGN_OR_RETURN(const Choice choice, ChooseTransport(as_mount));
   MountState mount;
   mount.record.registry = request.registry;
-  mount.record.layers = request.layers;
   mount.record.prefetch.enabled = false;  // whoever mounts layers says what is prefetched
   // Without a manifest's digest: what is mounted is no image, and the node's records of images are
   // not to be changed by it.
-  mount.record.description = {.image = request.image,
+  mount.record.description = {.image = as_mount.image,
                               .target = request.target,
                               .transport = choice.transport,
                               .loop = choice.loop,
                               .reason = choice.reason};
   std::vector<LayerToAttach> layers;
-  mount.image_use = images_.UseLayers(request.layers);
-  const std::shared_ptr<Origin> origin = OriginOfLayers(request.image, request.registry);
-  for (const LayerDescriptor& layer : request.layers) layers.push_back({layer, origin});
+  std::vector<MountedImage>& images = mount.record.description.layer_images;
+  for (const LayerOfImage& layer : request.layers) {
+    layers.push_back({layer.layer, OriginOfLayers(layer.image, request.registry)});
+    mount.record.layers.push_back(layer.layer);
+    const std::string& below = images.empty() ? as_mount.image : images.back().image;
+    if (layer.image != below) images.push_back({.image = layer.image});
+    if (!images.empty()) ++images.back().layers;
+  }
+  mount.image_use = images_.UseLayers(mount.record.layers);
   for (auto& blob : AttachAll(*store_, layers)) {
     RETURN_IF_ERROR(blob.status());
     mount.blobs.push_back(*std::move(blob));
@@ -119,8 +124,8 @@ absl::StatusOr<MountState> EngineImpl::PrepareLayers(const LayersRequest& reques
 }
 
 absl::StatusOr<MountDescription> EngineImpl::MountLayers(const LayersRequest& request) {
-  const MountRequest as_mount{.image = request.image, .target = request.target};
-  ASSIGN_OR_RETURN(MountState mount, PrepareLayers(request), "mount {}", request.image);
+  ASSIGN_OR_RETURN(MountState mount, PrepareLayers(request), "mount layers at {}", request.target);
+  const MountRequest as_mount{.image = mount.record.description.image, .target = request.target};
   return MountPrepared(as_mount, std::move(mount));
 }
 

@@ -95,6 +95,7 @@ absl::Status EngineImpl::RestoreMounts() {
   CleanUpUnrecorded();
   ForgetGone();
   restored_uses_.clear();
+  restored_copies_.clear();
   StartRepair();
   return absl::OkStatus();
 }
@@ -139,10 +140,9 @@ absl::StatusOr<EngineImpl::Leftovers> EngineImpl::ReadRecords(std::string& blob_
   return left;
 }
 
-std::shared_ptr<Origin> EngineImpl::OriginOf(const MountRecord& record) {
-  const std::string& image = record.description.image;
-  return MakeLazyOrigin(
-      image, [this, image, settings = record.registry] { return AccessFor(image, settings); });
+std::shared_ptr<Origin> EngineImpl::OriginOf(const std::string& image,
+                                             const registry::Settings& settings) {
+  return MakeLazyOrigin(image, [this, image, settings] { return AccessFor(image, settings); });
 }
 
 // Attaches the blobs of all mounts, each once, as far as what is on the node is enough. Takes the
@@ -153,9 +153,11 @@ std::vector<MountState> EngineImpl::AttachLocalBlobs(std::vector<MountState>& mo
   std::map<std::pair<Digest, Digest>, size_t> indices;     // by what a layer is
   std::vector<LayerToAttach> layers;
   for (const MountState& mount : mounts) {
-    std::shared_ptr<Origin>& origin = origins[mount.record.description.image];
-    if (origin == nullptr) origin = OriginOf(mount.record);
-    for (const LayerDescriptor& layer : mount.record.layers) {
+    const std::vector<std::string> images = ImagesOfLayers(mount.record);
+    for (size_t i = 0; i < images.size(); ++i) {
+      std::shared_ptr<Origin>& origin = origins[images[i]];
+      if (origin == nullptr) origin = OriginOf(images[i], mount.record.registry);
+      const LayerDescriptor& layer = mount.record.layers[i];
       if (!indices.emplace(KeyOf(layer), layers.size()).second) continue;
       layers.push_back({layer, keeps_nothing_ ? origin : nullptr});
     }
@@ -165,11 +167,12 @@ std::vector<MountState> EngineImpl::AttachLocalBlobs(std::vector<MountState>& mo
   std::vector<bool> has_origin(layers.size(), keeps_nothing_);
   std::vector<MountState> incomplete;
   std::erase_if(mounts, [&](MountState& mount) {
-    const std::shared_ptr<Origin>& origin = origins[mount.record.description.image];
-    for (const LayerDescriptor& layer : mount.record.layers) {
+    const std::vector<std::string> images = ImagesOfLayers(mount.record);
+    for (size_t i = 0; i < images.size(); ++i) {
+      const LayerDescriptor& layer = mount.record.layers[i];
       const size_t index = indices.at(KeyOf(layer));
       auto& blob = blobs[index];
-      if (blob.ok() && !has_origin[index]) blob = store_->Attach(layer, origin);
+      if (blob.ok() && !has_origin[index]) blob = store_->Attach(layer, origins[images[i]]);
       has_origin[index] = true;
       if (!blob.ok()) {
         spdlog::warn("mount {}: {}", mount.id(), std::string(blob.status().message()));
@@ -291,8 +294,13 @@ bool EngineImpl::RepairMount(const std::string& id, bool may_wait) {
     std::lock_guard lock(mutex_);
     const MountState* mount = FindById(id);
     if (mount == nullptr) return true;
-    const auto origin = OriginOf(mount->record);
-    for (const LayerDescriptor& layer : mount->record.layers) layers.push_back({layer, origin});
+    std::map<std::string, std::shared_ptr<Origin>> origins;
+    const std::vector<std::string> images = ImagesOfLayers(mount->record);
+    for (size_t i = 0; i < images.size(); ++i) {
+      std::shared_ptr<Origin>& origin = origins[images[i]];
+      if (origin == nullptr) origin = OriginOf(images[i], mount->record.registry);
+      layers.push_back({mount->record.layers[i], origin});
+    }
   }
   auto blobs = AttachAll(*store_, layers);  // may wait for the origin
   std::lock_guard lock(mutex_);
@@ -333,15 +341,36 @@ void EngineImpl::ReplaceDevice(const std::string& name, const FuseFs& fs) {
 
 // One for all mounts of an image, because each writes a file.
 std::shared_ptr<void> EngineImpl::UseImage(const MountRecord& record) {
-  const std::string& digest = record.description.manifest_digest;
-  const auto manifest = Digest::Parse(digest);
-  if (!manifest.ok()) return images_.UseLayers(record.layers);
-  std::shared_ptr<void>& use = restored_uses_[digest];
+  std::string name = record.description.image;
+  std::vector<std::string> texts{record.description.manifest_digest};
+  for (const MountedImage& image : record.description.layer_images) {
+    name += " + " + image.image;
+    texts.push_back(image.manifest_digest);
+  }
+  std::vector<Digest> manifests;
+  for (const std::string& text : texts) {
+    const absl::StatusOr<Digest> manifest = Digest::Parse(text);
+    if (!manifest.ok()) return images_.UseLayers(record.layers);
+    manifests.push_back(*manifest);
+  }
+  const Digest digest = DigestOfImages(manifests);
+  std::shared_ptr<void>& use = restored_uses_[digest.ToString()];
   if (use == nullptr) {
-    use = images_.Use(
-        {.image = record.description.image, .manifest_digest = *manifest, .layers = record.layers});
+    use = images_.Use({.image = name, .manifest_digest = digest, .layers = record.layers});
   }
   return use;
+}
+
+void EngineImpl::RestoreCopies(MountState& mount) {
+  constexpr std::string_view kUpper = "/upper";
+  for (const std::string& upper : mount.record.description.lower_uppers) {
+    if (!upper.ends_with(kUpper)) continue;
+    std::shared_ptr<UpperCopy>& copy = restored_copies_[upper];
+    if (copy == nullptr) {
+      copy = std::make_shared<UpperCopy>(upper.substr(0, upper.size() - kUpper.size()));
+    }
+    mount.copies.push_back(copy);
+  }
 }
 
 void EngineImpl::Adopt(MountState mount) {
@@ -350,6 +379,7 @@ void EngineImpl::Adopt(MountState mount) {
     if (lock.ok()) mount.writable_lock = *std::move(lock);  // or the user has moved it
   }
   mount.image_use = UseImage(mount.record);
+  RestoreCopies(mount);
   for (const auto& blob : mount.blobs) blob->ShareChunks();
   const bool mounted = mount.record.phase == MountRecord::Phase::kMounted;
   if (mounted) ContinuePrefetch(mount);
@@ -379,11 +409,18 @@ void EngineImpl::CleanUpUnrecorded() {
   std::set<std::string> known;
   for (const auto& [target, mount] : mounts_) known.insert(mount.id());
   for (const MountState& mount : detached_) known.insert(mount.id());
+  for (const auto& [upper, copy] : restored_copies_) {
+    known.insert(std::filesystem::path(upper).parent_path().filename());
+  }
   for (const std::string& id : ListDirectory(state_ + "/mounts")) {
     if (known.contains(id)) continue;
     const MountPaths paths(state_, id, "");
-    const absl::Status status = mounter_->Unmount(paths.lower, /*detach=*/true);
-    if (status.ok() || absl::IsNotFound(status)) RemoveTree(paths.directory);
+    absl::Status status;
+    for (const std::string& target : {paths.own_target, paths.lower}) {
+      const absl::Status unmounted = mounter_->Unmount(target, /*detach=*/true);
+      if (!absl::IsNotFound(unmounted)) status.Update(unmounted);
+    }
+    if (status.ok()) RemoveTree(paths.directory);
   }
 }
 

@@ -89,6 +89,28 @@ ImageRecord RecordOf(const Image& image) {
       .image = image.reference, .manifest_digest = image.manifest_digest, .layers = image.layers};
 }
 
+Digest DigestOfImages(std::span<const Digest> manifests) {
+  if (manifests.size() == 1) return manifests[0];
+  Hasher hasher;
+  for (const Digest& manifest : manifests) {
+    hasher.Update(std::as_bytes(std::span(manifest.bytes)));
+  }
+  return hasher.Finish();
+}
+
+ImageRecord RecordOf(std::span<const Image> images) {
+  ImageRecord record;
+  std::vector<Digest> manifests;
+  for (const Image& image : images) {
+    if (!record.image.empty()) record.image += " + ";
+    record.image += image.reference;
+    manifests.push_back(image.manifest_digest);
+    record.layers.insert(record.layers.end(), image.layers.begin(), image.layers.end());
+  }
+  record.manifest_digest = DigestOfImages(manifests);
+  return record;
+}
+
 bool ImageCache::Known::IsUsed(const std::set<Digest>& used_layers) const {
   if (users > 0) return true;
   return !record.layers.empty() &&

@@ -16,6 +16,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,10 @@ struct ImageRecord {
 };
 
 ImageRecord RecordOf(const Image& image);
+// Of images on top of each other, lowest first: as one, called "A + B", with a digest made of theirs.
+// The same as above for a single one.
+ImageRecord RecordOf(std::span<const Image> images);
+Digest DigestOfImages(std::span<const Digest> manifests);
 
 struct CachedImage {
   std::string image;

@@ -98,6 +98,7 @@ absl::StatusOr<registry::Settings> ParseRegistrySettings(const json& object) {
 
 json ToJson(const MountRequest& request) {
   return {{"image", request.image},
+          {"layer_images", request.layer_images},
           {"target", request.target},
           {"loop", request.loop},
           {"transport", TransportName(request.transport)},
@@ -110,14 +111,30 @@ json ToJson(const MountRequest& request) {
           {"prefetch", ToJson(request.prefetch)}};
 }
 
+json ToJson(const ForkRequest& request) {
+  return {{"target", request.target},
+          {"count", request.count},
+          {"token", request.token},
+          {"mount_namespace", request.mount_namespace}};
+}
+
 json ToJson(const MountDescription& mount) {
+  json layer_images = json::array();
+  for (const MountedImage& image : mount.layer_images) {
+    layer_images.push_back({{"image", image.image},
+                            {"manifest_digest", image.manifest_digest},
+                            {"layers", image.layers}});
+  }
   return {{"id", mount.id},
           {"image", mount.image},
           {"manifest_digest", mount.manifest_digest},
+          {"layer_images", layer_images},
           {"target", mount.target},
           {"transport", TransportName(mount.transport)},
           {"loop", mount.loop},
           {"writable", mount.writable},
+          {"upper", mount.upper},
+          {"lower_uppers", mount.lower_uppers},
           {"reason", mount.reason}};
 }
 
@@ -212,6 +229,8 @@ absl::StatusOr<uint64_t> NumberField(const json& object, std::string_view name) 
 absl::StatusOr<MountRequest> ParseMountRequest(const json& object) {
   MountRequest request;
   ASSIGN_OR_RETURN(request.image, StringField(object, "image"));
+  ASSIGN_OR_RETURN(request.layer_images,
+                   oci::Field(object, "mount request").OptionalStrings("layer_images"));
   ASSIGN_OR_RETURN(request.target, StringField(object, "target"));
   ASSIGN_OR_RETURN(const std::string transport, StringField(object, "transport"));
   ASSIGN_OR_RETURN(request.transport, ParseTransport(transport));
@@ -234,11 +253,36 @@ absl::StatusOr<MountRequest> ParseMountRequest(const json& object) {
   return request;
 }
 
+absl::StatusOr<ForkRequest> ParseForkRequest(const json& object) {
+  ForkRequest request;
+  ASSIGN_OR_RETURN(request.target, StringField(object, "target"));
+  ASSIGN_OR_RETURN(request.count, NumberField(object, "count"));
+  ASSIGN_OR_RETURN(request.token, StringField(object, "token"));
+  ASSIGN_OR_RETURN(request.mount_namespace, StringField(object, "mount_namespace"));
+  return request;
+}
+
 absl::StatusOr<MountDescription> ParseMountDescription(const json& object) {
   MountDescription mount;
   ASSIGN_OR_RETURN(mount.id, StringField(object, "id"));
   ASSIGN_OR_RETURN(mount.image, StringField(object, "image"));
   ASSIGN_OR_RETURN(mount.manifest_digest, StringField(object, "manifest_digest"));
+  // Fields of later versions may be missing.
+  const oci::Field fields(object, "mount");
+  ASSIGN_OR_RETURN(const std::optional<oci::Field> layer_images, fields.Find("layer_images"));
+  if (layer_images) {
+    ASSIGN_OR_RETURN(const std::vector<oci::Field> elements, layer_images->Elements());
+    for (const oci::Field& element : elements) {
+      MountedImage image;
+      ASSIGN_OR_RETURN(image.image, element.OptionalString("image"));
+      ASSIGN_OR_RETURN(image.manifest_digest, element.OptionalString("manifest_digest"));
+      ASSIGN_OR_RETURN(const oci::Field layers, element.Get("layers"));
+      ASSIGN_OR_RETURN(image.layers, layers.Size());
+      mount.layer_images.push_back(std::move(image));
+    }
+  }
+  ASSIGN_OR_RETURN(mount.upper, fields.OptionalString("upper"));
+  ASSIGN_OR_RETURN(mount.lower_uppers, fields.OptionalStrings("lower_uppers"));
   ASSIGN_OR_RETURN(mount.target, StringField(object, "target"));
   ASSIGN_OR_RETURN(const std::string transport, StringField(object, "transport"));
   ASSIGN_OR_RETURN(mount.transport, ParseTransport(transport));

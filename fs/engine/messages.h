@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Requests and replies on the control socket: one JSON object on a line each way, then the server
-// closes. Requests: {"op": "mount" | "unmount" | "report" | "cache-list" | "cache-clean" |
+// closes. Requests: {"op": "mount" | "fork" | "unmount" | "report" | "cache-list" | "cache-clean" |
 // "cache-pin" | "cache-remove", ...fields}, and those in prefetch_messages.h. Replies: {"ok": ...} or
 // {"error": text, "code": absl status code}. The reply to an "unmount" that leaves the engine
 // without work ends the connection only when the process has ended.
@@ -23,12 +23,14 @@ nlohmann::json ToJson(const registry::Settings& settings, Secrets secrets);
 absl::StatusOr<registry::Settings> ParseRegistrySettings(const nlohmann::json& json);
 
 nlohmann::json ToJson(const MountRequest& request);
+nlohmann::json ToJson(const ForkRequest& request);
 nlohmann::json ToJson(const MountDescription& mount);
 nlohmann::json ToJson(const MountReport& report);
 nlohmann::json ToJson(const CacheReport& report);
 nlohmann::json ToJson(const CacheCleanup& cleanup);
 
 absl::StatusOr<MountRequest> ParseMountRequest(const nlohmann::json& json);
+absl::StatusOr<ForkRequest> ParseForkRequest(const nlohmann::json& json);
 absl::StatusOr<MountDescription> ParseMountDescription(const nlohmann::json& json);
 
 // A field of an object; kInvalidArgument, naming it, if it is missing or of another type.

@@ -71,6 +71,16 @@ absl::StatusOr<MountRecord> Parse(const json& object) {
 
 }  // namespace
 
+std::vector<std::string> ImagesOfLayers(const MountRecord& record) {
+  std::vector<std::string> images(record.layers.size(), record.description.image);
+  size_t end = images.size();
+  for (auto image = record.description.layer_images.rbegin();
+       image != record.description.layer_images.rend(); ++image) {
+    for (uint64_t i = 0; i < image->layers && end > 0; ++i) images[--end] = image->image;
+  }
+  return images;
+}
+
 std::string SerializeMountRecord(const MountRecord& record) {
   json object = ToJson(record.description);
   for (const auto& [phase, name] : kPhases) {

@@ -26,12 +26,15 @@ struct MountRecord {
   std::string token;            // of the request
   registry::Settings registry;  // of the request, without secrets: those are in no file of ours
   PrefetchOptions prefetch;     // of the request
-  std::vector<chunkstore::LayerDescriptor> layers;
+  std::vector<chunkstore::LayerDescriptor> layers;  // of all its images, lowest first
   // From here on: not while kMounting.
   uint64_t kernel_id = 0;  // of the mount at the target, in mountinfo
   std::string metadata;    // path of the merged metadata that the kernel's inode numbers are from
   std::string fuse_state;  // with Transport::kFuse: FuseFs::state()
 };
+
+// The image that each of the layers is of.
+std::vector<std::string> ImagesOfLayers(const MountRecord& record);
 
 std::string SerializeMountRecord(const MountRecord& record);
 // kDataLoss if it is not understood.

@@ -141,7 +141,8 @@ absl::Status PrefetchJobs::Fetch(Job& job, const std::stop_token& stop) {
     job.report.manifest_digest = image.manifest_digest.ToString();
   }
   const std::shared_ptr<void> use = images_.Use(RecordOf(image));
-  ASSIGN_OR_RETURN(const std::vector<std::shared_ptr<Blob>> blobs, AttachAll(store_, image));
+  ASSIGN_OR_RETURN(const std::vector<std::shared_ptr<Blob>> blobs,
+                   AttachAll(store_, std::span(&image, 1)));
   for (const std::shared_ptr<Blob>& blob : blobs) blob->ShareChunks();
   RETURN_IF_ERROR(GetMergedMetadata(metadata_, blobs).status());
   // What the profile names comes first, so that what is there when it is stopped is of use.

@@ -69,12 +69,19 @@ absl::StatusOr<json> ExecuteCache(Engine& engine, std::string_view op, const jso
   return ToJson(cleanup);
 }
 
-absl::StatusOr<json> Execute(Engine& engine, const json& request) {
+absl::StatusOr<json> Execute(Engine& engine, const ServerOptions& options, const json& request) {
   ASSIGN_OR_RETURN(const std::string op, StringField(request, "op"));
   if (op == "mount") {
     ASSIGN_OR_RETURN(const MountRequest mount, ParseMountRequest(request));
     ASSIGN_OR_RETURN(const MountDescription description, engine.Mount(mount));
     return ToJson(description);
+  }
+  if (op == "fork") {
+    ASSIGN_OR_RETURN(const ForkRequest fork, ParseForkRequest(request));
+    ASSIGN_OR_RETURN(const std::vector<MountDescription> mounts, engine.Fork(fork));
+    json array = json::array();
+    for (const MountDescription& mount : mounts) array.push_back(ToJson(mount));
+    return array;
   }
   if (op == "unmount") {
     ASSIGN_OR_RETURN(const std::string target, StringField(request, "target"));
@@ -95,13 +102,15 @@ absl::StatusOr<json> Execute(Engine& engine, const json& request) {
     if (op == known) return ExecuteCache(engine, op, request);
   }
   if (IsPrefetchOp(op)) return ExecutePrefetchOp(engine, op, request);
+  if (options.execute) return options.execute(op, request);
   return absl::InvalidArgumentError(fmt::format("unknown op '{}'", op));
 }
 
 // A request that needs more memory than there is must not take the mounts of others with it.
-absl::StatusOr<json> ExecuteSafely(Engine& engine, const json& request) {
+absl::StatusOr<json> ExecuteSafely(Engine& engine, const ServerOptions& options,
+                                   const json& request) {
   try {
-    return Execute(engine, request);
+    return Execute(engine, options, request);
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("not enough memory for the request");
   } catch (const std::exception& error) {
@@ -109,24 +118,26 @@ absl::StatusOr<json> ExecuteSafely(Engine& engine, const json& request) {
   }
 }
 
-// Undoes a mount whose client has gone without an answer.
-void UndoMount(Engine& engine, const json& reply) {
-  const auto mount = reply.find("ok");
-  if (mount == reply.end()) return;
-  const absl::StatusOr<std::string> target = StringField(*mount, "target");
-  if (!target.ok()) return;
-  spdlog::warn("who asked for the mount at {} has gone: unmounting it", *target);
-  if (absl::Status status = engine.Unmount(*target); !status.ok()) {
-    spdlog::error("{}", std::string(status.message()));
+// Undoes mounts whose client has gone without an answer.
+void UndoMounts(Engine& engine, const json& reply) {
+  const auto made = reply.find("ok");
+  if (made == reply.end()) return;
+  for (const json& mount : made->is_array() ? *made : json::array({*made})) {
+    const absl::StatusOr<std::string> target = StringField(mount, "target");
+    if (!target.ok()) continue;
+    spdlog::warn("who asked for the mount at {} has gone: unmounting it", *target);
+    if (absl::Status status = engine.Unmount(*target); !status.ok()) {
+      spdlog::error("{}", std::string(status.message()));
+    }
   }
 }
 
 // One request on a thread of its own.
 class Connection {
  public:
-  Connection(Engine& engine, UniqueFd socket, int wake_fd)
-      : socket_(std::move(socket)), thread_([this, &engine, wake_fd] {
-          Serve(engine);
+  Connection(Engine& engine, const ServerOptions& options, UniqueFd socket, int wake_fd)
+      : socket_(std::move(socket)), thread_([this, &engine, &options, wake_fd] {
+          Serve(engine, options);
           done_at_ = Clock::now();
           done_ = true;
           const uint64_t one = 1;
@@ -145,17 +156,18 @@ class Connection {
   void LeaveOpen() { socket_.Release(); }
 
  private:
-  void Serve(Engine& engine) {
+  void Serve(Engine& engine, const ServerOptions& options) {
     ::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &kRequestTimeout, sizeof(kRequestTimeout));
     const absl::StatusOr<std::string> line = ReadLine(socket_.get());
     if (!line.ok()) return;
     const json request = json::parse(*line, nullptr, /*allow_exceptions=*/false);
-    absl::StatusOr<json> result = ExecuteSafely(engine, request);
+    absl::StatusOr<json> result = ExecuteSafely(engine, options, request);
     const json reply = result.ok() ? json{{"ok", *result}} : ErrorToJson(result.status());
     const std::string text = reply.dump(-1, ' ', false, json::error_handler_t::replace);
     if (absl::Status status = WriteLine(socket_.get(), text); !status.ok()) {
       spdlog::warn("{}", std::string(status.message()));
-      if (StringField(request, "op").value_or("") == "mount") UndoMount(engine, reply);
+      const std::string op = StringField(request, "op").value_or("");
+      if (op == "mount" || op == "fork") UndoMounts(engine, reply);
     }
   }
 
@@ -274,7 +286,7 @@ class Server {
     accept_failed_ = socket.status();
     if (!socket.ok() || !socket->valid()) return;
     served_ = true;
-    connections_.emplace_back(*engine_, *std::move(socket), wake_.get());
+    connections_.emplace_back(*engine_, options_, *std::move(socket), wake_.get());
   }
 
   static void Drain(int fd) {

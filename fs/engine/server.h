@@ -10,7 +10,9 @@
 
 #include <functional>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 
 #include "chunkstore/base/status.h"
 #include "fs/engine/engine.h"
@@ -27,6 +29,10 @@ struct ServerOptions {
   // What else serves the engine, for example on other sockets: started before `ready` is called, and
   // gone, through its destructor, before the engine ends.
   std::function<absl::StatusOr<std::shared_ptr<void>>(Engine&)> start_services;
+  // Answers requests on the socket that are not the engine's, in threads of the server, while the
+  // services run; may be null.
+  std::function<absl::StatusOr<nlohmann::json>(std::string_view op, const nlohmann::json& request)>
+      execute;
 };
 
 // Runs until SIGTERM or SIGINT, or until idle if so asked; unmounts everything before it returns.

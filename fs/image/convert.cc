@@ -12,8 +12,8 @@
 #include <system_error>
 #include <tuple>
 
-#include "chunkstore/base/json.h"
 #include "erofs/import.h"
+#include "fs/image/image_document.h"
 #include "fs/image/image_writer.h"
 #include "fs/image/layer_stream.h"
 #include "fs/image/layer_writer.h"
@@ -142,58 +142,6 @@ absl::StatusOr<ConvertedLayer> ConvertLayer(ImageWriter& output, const ConvertOp
                         .blob = written->blob};
 }
 
-oci::Descriptor LayerDescriptor(const ConvertedLayer& layer) {
-  oci::Descriptor descriptor{.media_type = std::string(oci::kLaminaLayerType),
-                             .digest = layer.blob.digest,
-                             .size = layer.blob.size};
-  descriptor.annotations = {
-      {std::string(oci::kSectionTableOffsetKey),
-       fmt::format("{}", layer.blob.section_table_offset)},
-      {std::string(oci::kSectionTableDigestKey), layer.blob.section_table_digest.ToString()},
-  };
-  return descriptor;
-}
-
-// A manifest or index that is made but not written yet.
-struct Made {
-  oci::Descriptor descriptor;
-  std::string content;
-};
-
-Made MakeDocument(std::string_view type, std::string content) {
-  Made made{.descriptor = {.media_type = std::string(type),
-                           .digest = Digest::Of(AsBytes(content)),
-                           .size = content.size()},
-            .content = std::move(content)};
-  return made;
-}
-
-// Writes the configuration and makes the manifest. With a subject, it is attached to that.
-absl::StatusOr<Made> MakeManifest(ImageWriter& output, const std::string& config_json,
-                                  const oci::Platform& platform,
-                                  std::vector<oci::Descriptor> layers,
-                                  std::map<std::string, std::string> annotations,
-                                  const std::optional<oci::Descriptor>& subject) {
-  oci::Manifest manifest{
-      .media_type = std::string(oci::kManifestType),
-      .config = {.media_type = std::string(oci::kConfigType),
-                 .digest = Digest::Of(AsBytes(config_json)),
-                 .size = config_json.size()},
-      .layers = std::move(layers),
-      .annotations = std::move(annotations),
-  };
-  if (subject) {
-    manifest.artifact_type = oci::kLaminaImageType;
-    manifest.subject = oci::Descriptor{
-        .media_type = subject->media_type, .digest = subject->digest, .size = subject->size};
-  }
-  RETURN_IF_ERROR(output.AddBlob(config_json));
-  Made made = MakeDocument(oci::kManifestType, manifest.ToJson());
-  made.descriptor.platform = platform;
-  made.descriptor.artifact_type = manifest.artifact_type;
-  return made;
-}
-
 // Converts the images of one source, which may share layers.
 class ImageConverter {
  public:
@@ -205,7 +153,7 @@ class ImageConverter {
         reusable_(output.FindConverted(Digests(images), converter_)),
         progress_(options, CountLayers(images), CountBytes(images)) {}
 
-  absl::StatusOr<Made> Convert(const SourceImage& image) {
+  absl::StatusOr<ImageDocument> Convert(const SourceImage& image) {
     std::vector<oci::Descriptor> descriptors;
     for (size_t i = 0; i < image.layers.size(); ++i) {
       const SourceLayer& layer = image.layers[i];
@@ -213,7 +161,7 @@ class ImageConverter {
                        layer.digest.value_or(layer.diff_id).ToString());
       ++layers_begun_;
       layers_.push_back(converted);
-      descriptors.push_back(LayerDescriptor(converted));
+      descriptors.push_back(DescribeLayer(converted.blob));
       auto& annotations = descriptors.back().annotations;
       annotations[std::string(oci::kSourceDigestKey)] = converted.source_digest.ToString();
       annotations[std::string(oci::kConverterKey)] = converter_;
@@ -332,7 +280,7 @@ absl::StatusOr<std::vector<SourceImage>> OpenSources(const ConvertOptions& optio
 // Makes what was converted visible, and returns its digest.
 absl::StatusOr<Digest> Publish(ImageWriter& output, const ConvertOptions& options,
                                const std::vector<SourceImage>& images,
-                               const std::vector<Made>& manifests) {
+                               const std::vector<ImageDocument>& manifests) {
   if (options.as_referrer) {
     for (size_t i = 0; i < manifests.size(); ++i) {
       RETURN_IF_ERROR(
@@ -345,11 +293,11 @@ absl::StatusOr<Digest> Publish(ImageWriter& output, const ConvertOptions& option
     return manifests[0].descriptor.digest;
   }
   oci::Index index;
-  for (const Made& manifest : manifests) {
+  for (const ImageDocument& manifest : manifests) {
     RETURN_IF_ERROR(output.AddManifest(manifest.descriptor, manifest.content));
     index.manifests.push_back(manifest.descriptor);
   }
-  const Made made = MakeDocument(oci::kIndexType, index.ToJson());
+  const ImageDocument made = MakeDocument(oci::kIndexType, index.ToJson());
   RETURN_IF_ERROR(output.CommitImage(made.descriptor, made.content));
   return made.descriptor.digest;
 }
@@ -361,9 +309,9 @@ absl::StatusOr<ConvertResult> ConvertImage(const ConvertOptions& options,
   ASSIGN_OR_RETURN(const std::unique_ptr<ImageWriter> output,
                    OpenWriter(destination, options.access, &reference));
   ImageConverter converter(*output, options, images);
-  std::vector<Made> manifests;
+  std::vector<ImageDocument> manifests;
   for (const SourceImage& image : images) {
-    ASSIGN_OR_RETURN(Made made, converter.Convert(image));
+    ASSIGN_OR_RETURN(ImageDocument made, converter.Convert(image));
     manifests.push_back(std::move(made));
   }
   ConvertResult result;
@@ -371,21 +319,6 @@ absl::StatusOr<ConvertResult> ConvertImage(const ConvertOptions& options,
   RETURN_IF_ERROR(CheckProfileUsed(options, result.layers));
   ASSIGN_OR_RETURN(result.manifest_digest, Publish(*output, options, images, manifests));
   return result;
-}
-
-// A configuration for a bare directory: nothing in it but what the content and platform say, so
-// that it is reproducible. There is no tar archive whose digest could be the diff_id: the layer
-// blob's own stands in.
-std::string MakeConfig(const oci::Platform& platform, const Digest& layer) {
-  nlohmann::json config = {
-      {"architecture", platform.architecture},
-      {"os", platform.os},
-      {"config", nlohmann::json::object()},
-      {"rootfs", {{"type", "layers"}, {"diff_ids", {layer.ToString()}}}},
-      {"history", nlohmann::json::array({{{"created_by", "lamina convert dir:"}}})},
-  };
-  if (!platform.variant.empty()) config["variant"] = platform.variant;
-  return oci::ToCanonicalJson(config);
 }
 
 // A layout inside the directory would be read while it is written. On another file system it is not
@@ -444,9 +377,13 @@ absl::StatusOr<ConvertResult> ConvertDirectory(const ConvertOptions& options,
   progress.Update(layer.source_size);
 
   const oci::Platform platform = options.platform.value_or(oci::Platform::Host());
-  ASSIGN_OR_RETURN(const Made made,
-                   MakeManifest(*output, MakeConfig(platform, layer.blob.digest), platform,
-                                {LayerDescriptor(layer)}, {}, std::nullopt));
+  // Nothing in it but what the content and platform say, so that it is reproducible.
+  ASSIGN_OR_RETURN(const std::string config,
+                   AddLayers(EmptyConfig(platform), {{.diff_id = layer.blob.digest,
+                                                      .created_by = "lamina convert dir:"}}));
+  ASSIGN_OR_RETURN(
+      const ImageDocument made,
+      MakeManifest(*output, config, platform, {DescribeLayer(layer.blob)}, {}, std::nullopt));
   RETURN_IF_ERROR(output->CommitImage(made.descriptor, made.content));
   ConvertResult result{.manifest_digest = made.descriptor.digest};
   result.layers.push_back(layer);

@@ -2,7 +2,9 @@
 #include "fs/image/image.h"
 
 #include <algorithm>
+#include <set>
 
+#include "chunkstore/registry/reference.h"
 #include "fs/image/image_store.h"
 #include "fs/image/reference.h"
 
@@ -82,6 +84,41 @@ absl::StatusOr<Image> OpenImage(std::string_view reference, const oci::Platform&
   absl::StatusOr<Image> image = ReadImage(reference, parsed, platform, access);
   if (!image.ok()) return Annotate(image.status(), fmt::format("open {}", reference));
   return image;
+}
+
+absl::StatusOr<std::vector<Image>> OpenImages(std::span<const std::string> references,
+                                              const oci::Platform& platform,
+                                              const RegistryAccess& access) {
+  std::vector<Image> images;
+  std::set<Digest> below;
+  for (const std::string& reference : references) {
+    ASSIGN_OR_RETURN(Image image, OpenImage(reference, platform, access));
+    size_t kept = 0;
+    for (size_t i = 0; i < image.layers.size(); ++i) {
+      if (!images.empty() && below.contains(image.layers[i].Key())) continue;
+      image.layers[kept] = image.layers[i];
+      image.manifest.layers[kept] = image.manifest.layers[i];
+      image.config.diff_ids[kept] = image.config.diff_ids[i];
+      ++kept;
+    }
+    image.layers.resize(kept);
+    image.manifest.layers.resize(kept);
+    image.config.diff_ids.resize(kept);
+    for (const chunkstore::LayerDescriptor& layer : image.layers) below.insert(layer.Key());
+    images.push_back(std::move(image));
+  }
+  return images;
+}
+
+absl::StatusOr<std::string> PinReference(std::string_view reference, const Digest& manifest) {
+  ASSIGN_OR_RETURN(const ImageReference parsed, ImageReference::ParseConverted(reference));
+  if (parsed.transport == ImageTransport::kOciLayout) {
+    return fmt::format("oci:{}:{}", parsed.path, manifest.ToString());
+  }
+  ASSIGN_OR_RETURN(registry::Reference pinned, registry::Reference::Parse(parsed.path));
+  pinned.tag.clear();
+  pinned.digest = manifest;
+  return "docker://" + pinned.ToString();
 }
 
 }  // namespace lamina::fs

@@ -6,6 +6,7 @@
 #define LAMINA_FS_IMAGE_IMAGE_H_
 
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,6 +36,16 @@ struct Image {
 // kFailedPrecondition, with the command to run, if it is there but neither converted nor attached.
 absl::StatusOr<Image> OpenImage(std::string_view reference, const oci::Platform& platform,
                                 const RegistryAccess& access = {});
+
+// Images that are put on top of each other, lowest first. A layer that an image has in common with
+// those below is left out of it, of its manifest and configuration as well: on top of what it was made
+// from an image only adds what is its own.
+absl::StatusOr<std::vector<Image>> OpenImages(std::span<const std::string> references,
+                                              const oci::Platform& platform,
+                                              const RegistryAccess& access = {});
+
+// The same place, and in it the image with this manifest, whatever the reference leads to by now.
+absl::StatusOr<std::string> PinReference(std::string_view reference, const Digest& manifest);
 
 }  // namespace lamina::fs
 

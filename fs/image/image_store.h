@@ -32,14 +32,17 @@ class ImageStore {
 
   // How errors name it.
   virtual const std::string& name() const = 0;
-  // The manifests and indexes that go by this name (a tag, or empty for what is there if there is but
-  // one). kNotFound says what there is instead.
+  // The manifests and indexes that go by this name: a tag, the digest of a manifest (also one that has
+  // no tag, or none any more), or empty for what is there if there is but one. kNotFound says what
+  // there is instead.
   virtual absl::StatusOr<std::vector<oci::Descriptor>> Find(std::string_view name) const = 0;
   // A manifest, index or configuration. `what` names it in errors.
   virtual absl::StatusOr<std::string> ReadDocument(const oci::Descriptor& descriptor,
                                                    std::string_view what) const = 0;
   // A blob for reading in place: its size is checked, its digest is not. kNotFound if it is missing.
   virtual absl::StatusOr<ByteRange> OpenBlob(const oci::Descriptor& descriptor) const = 0;
+  // The file that holds a blob and nothing else; empty where there is none.
+  virtual std::string FileOf(const Digest&) const { return ""; }
   // For reading blobs in parts. kUnimplemented where that is not to be had (archives).
   virtual absl::StatusOr<std::shared_ptr<chunkstore::Origin>> OpenOrigin() const = 0;
   // What is attached to a manifest (by "subject") and has this artifact type, oldest first.

@@ -17,6 +17,14 @@
 
 namespace lamina::fs {
 
+// What it took to make a blob of one place a part of another.
+enum class Transfer {
+  kThere,    // nothing: it was there
+  kLinked,   // another name for the file
+  kMounted,  // the registry has it in another repository
+  kCopied,
+};
+
 // Used by one thread. Nobody sees anything of the image before Commit or Attach: until then it has no
 // name.
 class ImageWriter {
@@ -25,6 +33,10 @@ class ImageWriter {
 
   // A new blob. It is a part of the place once its Finish has succeeded.
   virtual absl::StatusOr<std::unique_ptr<chunkstore::BlobOutput>> NewBlob() = 0;
+  // A blob of another place, in the way that takes least. Only what is copied is checked against its
+  // digest; whoever reads the rest does so. kAborted as Finish of NewBlob's.
+  virtual absl::StatusOr<Transfer> AddFrom(const ImageStore& store,
+                                           const oci::Descriptor& blob) = 0;
   // A small blob, whole.
   virtual absl::Status AddBlob(std::string_view content) = 0;
   // A manifest or index that another document will refer to.
@@ -41,6 +53,10 @@ class ImageWriter {
   virtual std::map<Digest, oci::Descriptor> FindConverted(const std::set<Digest>& sources,
                                                           std::string_view converter) = 0;
 };
+
+// Copies a blob into a new one, and checks its digest: for implementations of AddFrom.
+absl::Status CopyBlob(const ImageStore& store, const oci::Descriptor& blob,
+                      chunkstore::BlobOutput& output);
 
 // For an OCI layout or a registry. `source` is where the image comes from, if it is in a registry:
 // what the same registry has need not be sent to it again.

@@ -100,6 +100,10 @@ absl::StatusOr<std::vector<Descriptor>> Layout::Find(std::string_view tag) const
     std::erase_if(entries, [](const Descriptor& entry) { return !entry.artifact_type.empty(); });
   } else {
     std::erase_if(entries, [&](const Descriptor& entry) { return TagOf(entry) != tag; });
+    if (const absl::StatusOr<Digest> digest = Digest::Parse(tag); entries.empty() && digest.ok()) {
+      ASSIGN_OR_RETURN(Descriptor manifest, FindByDigest(*digest), "{}", path_);
+      return std::vector<Descriptor>{std::move(manifest)};
+    }
     if (entries.empty()) {
       return absl::NotFoundError(fmt::format("{}: no image with the tag '{}'; {}", path_, tag,
                                              ListTags(index_.manifests)));
@@ -111,6 +115,20 @@ absl::StatusOr<std::vector<Descriptor>> Layout::Find(std::string_view tag) const
         "{}: a tag is needed, as there is not just one image; {}", path_, ListTags(entries)));
   }
   return entries;
+}
+
+absl::StatusOr<Descriptor> Layout::FindByDigest(const Digest& digest) const {
+  ASSIGN_OR_RETURN(const ByteRange blob,
+                   OpenFile(fmt::format("{}/{}", kBlobsDirectory, digest.Hex())));
+  Descriptor manifest{
+      .media_type = std::string(oci::kManifestType), .digest = digest, .size = blob.size};
+  ASSIGN_OR_RETURN(const std::string text, ReadDocument(manifest, "manifest"));
+  ASSIGN_OR_RETURN(manifest.media_type, oci::DocumentType(text));
+  return manifest;
+}
+
+std::string Layout::FileOf(const Digest& digest) const {
+  return archive_ ? "" : fmt::format("{}/{}/{}", path_, kBlobsDirectory, digest.Hex());
 }
 
 absl::StatusOr<std::shared_ptr<chunkstore::Origin>> Layout::OpenOrigin() const {

@@ -38,6 +38,7 @@ class Layout : public ImageStore {
   absl::StatusOr<std::string> ReadDocument(const oci::Descriptor& descriptor,
                                            std::string_view what) const override;
   absl::StatusOr<ByteRange> OpenBlob(const oci::Descriptor& descriptor) const override;
+  std::string FileOf(const Digest& digest) const override;
   absl::StatusOr<std::shared_ptr<chunkstore::Origin>> OpenOrigin() const override;
   absl::StatusOr<std::vector<oci::Descriptor>> FindReferrers(
       const Digest& subject, std::string_view artifact_type) const override;
@@ -47,6 +48,7 @@ class Layout : public ImageStore {
       : path_(std::move(path)), archive_(std::move(archive)) {}
 
   absl::Status ReadIndex();
+  absl::StatusOr<oci::Descriptor> FindByDigest(const Digest& digest) const;
   absl::StatusOr<ByteRange> OpenFile(std::string_view name) const;
 
   std::string path_;

@@ -246,6 +246,29 @@ absl::StatusOr<std::unique_ptr<chunkstore::BlobOutput>> LayoutWriter::NewBlob() 
   return std::make_unique<Blob>(*this, std::move(file));
 }
 
+absl::StatusOr<Transfer> LayoutWriter::AddFrom(const ImageStore& store,
+                                               const oci::Descriptor& blob) {
+  struct stat info {};
+  const std::string there = fmt::format("{}/{}/{}", directory_, kBlobsDirectory, blob.digest.Hex());
+  const auto is_whole = [&](const std::string& path) {
+    return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) &&
+           static_cast<uint64_t>(info.st_size) == blob.size;
+  };
+  if (blobs_.contains(blob.digest) || is_whole(there)) return Transfer::kThere;
+  const std::string file = store.FileOf(blob.digest);
+  if (!file.empty() && is_whole(file)) {
+    const std::string path = fmt::format("{}/{}", staging_.directory.path(), files_++);
+    // Not possible for another file system, or one without links, or with too many of them.
+    if (::linkat(AT_FDCWD, file.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0) {
+      RETURN_IF_ERROR(AddBlob(path, blob.digest));
+      return Transfer::kLinked;
+    }
+  }
+  ASSIGN_OR_RETURN(const std::unique_ptr<chunkstore::BlobOutput> output, NewBlob());
+  RETURN_IF_ERROR(CopyBlob(store, blob, *output));
+  return Transfer::kCopied;
+}
+
 absl::Status LayoutWriter::CommitImage(const oci::Descriptor& descriptor,
                                        std::string_view content) {
   RETURN_IF_ERROR(AddDocument(content));

@@ -33,6 +33,7 @@ class LayoutWriter : public ImageWriter {
   ~LayoutWriter() override = default;
 
   absl::StatusOr<std::unique_ptr<chunkstore::BlobOutput>> NewBlob() override;
+  absl::StatusOr<Transfer> AddFrom(const ImageStore& store, const oci::Descriptor& blob) override;
   absl::Status AddBlob(std::string_view content) override { return AddDocument(content); }
   absl::Status AddManifest(const oci::Descriptor&, std::string_view content) override {
     return AddDocument(content);

@@ -195,6 +195,19 @@ std::string Index::ToJson() const {
   return ToCanonicalJson(value);
 }
 
+bool IsManifestOrIndex(std::string_view type) {
+  return type == kManifestType || type == kDockerManifestType || type == kIndexType ||
+         type == kDockerIndexType;
+}
+
+absl::StatusOr<std::string> DocumentType(std::string_view json) {
+  ASSIGN_OR_RETURN(const nlohmann::json value, ParseJson(json, "manifest"));
+  ASSIGN_OR_RETURN(std::string type, Field(value, "manifest").OptionalString("mediaType"));
+  if (IsManifestOrIndex(type)) return type;
+  return absl::UnimplementedError(
+      fmt::format("neither an image manifest nor an index: it says that it is a '{}'", type));
+}
+
 absl::StatusOr<std::string> ReplaceInIndex(std::string_view index_json, const Descriptor& manifest,
                                            const std::set<Digest>& superseded) {
   ASSIGN_OR_RETURN(const Index index, Index::Parse(index_json));

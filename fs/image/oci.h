@@ -105,6 +105,11 @@ struct Index {
   std::string ToJson() const;
 };
 
+// What a document says that it is: the media type of a manifest or an index. kUnimplemented if it is
+// something else, or does not say.
+absl::StatusOr<std::string> DocumentType(std::string_view json);
+bool IsManifestOrIndex(std::string_view media_type);
+
 // `index_json` with `manifest` in it, instead of what has the same name (annotation kRefNameKey;
 // having none is a name too), and of what is in `superseded`. All else in the index stays, fields
 // that Lamina does not know included. What has an artifact type is attached to an image and has no

@@ -2,13 +2,12 @@
 #include "fs/image/profile_artifact.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
-#include <ctime>
 #include <map>
 #include <memory>
 
 #include "chunkstore/blob_output.h"
+#include "fs/image/image_document.h"
 #include "fs/image/image_writer.h"
 #include "fs/image/layer_reader.h"
 #include "fs/image/reference.h"
@@ -135,15 +134,6 @@ absl::StatusOr<Descriptor> WritePack(ImageWriter& output, const Profile& profile
   return pack;
 }
 
-std::string Now() {
-  const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
-  std::tm parts{};
-  ::gmtime_r(&now, &parts);
-  char text[32];
-  std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &parts);
-  return text;
-}
-
 absl::StatusOr<Descriptor> AddBlob(ImageWriter& output, std::string_view type,
                                    std::string_view content) {
   RETURN_IF_ERROR(output.AddBlob(content));
@@ -158,7 +148,7 @@ absl::StatusOr<AttachedProfile> Attach(const Image& image, const Profile& profil
   ASSIGN_OR_RETURN(const std::vector<ProfiledLayer> layers, ReadLayers(image, profile));
   ASSIGN_OR_RETURN(const std::unique_ptr<ImageWriter> output,
                    OpenWriter(reference, access, /*source=*/nullptr));
-  AttachedProfile attached{.created = Now(), .profile = profile};
+  AttachedProfile attached{.created = TimestampNow(), .profile = profile};
   oci::Manifest manifest{.media_type = std::string(oci::kManifestType),
                          .annotations = {{std::string(oci::kCreatedKey), attached.created}},
                          .artifact_type = std::string(kProfileType),

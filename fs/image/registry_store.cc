@@ -18,21 +18,13 @@ using oci::Descriptor;
 using registry::Document;
 using registry::Repository;
 
-bool IsManifestOrIndex(std::string_view type) {
-  return type == oci::kManifestType || type == oci::kDockerManifestType ||
-         type == oci::kIndexType || type == oci::kDockerIndexType;
-}
-
 // What a document is: what the server says, or the document itself where the server says something
 // else (some send everything as application/json).
 absl::StatusOr<std::string> TypeOf(const Document& document) {
-  if (IsManifestOrIndex(document.media_type)) return document.media_type;
-  ASSIGN_OR_RETURN(const nlohmann::json value, oci::ParseJson(document.content, "manifest"));
-  const oci::Field field(value, "manifest");
-  ASSIGN_OR_RETURN(std::string type, field.OptionalString("mediaType"));
-  if (IsManifestOrIndex(type)) return type;
-  return absl::UnimplementedError(fmt::format(
-      "neither an image manifest nor an index: the server says it is a '{}'", document.media_type));
+  if (oci::IsManifestOrIndex(document.media_type)) return document.media_type;
+  absl::StatusOr<std::string> type = oci::DocumentType(document.content);
+  RETURN_IF_ERROR(type.status(), "the server says it is a '{}'", document.media_type);
+  return type;
 }
 
 class RegistryStore : public ImageStore {
@@ -57,7 +49,7 @@ class RegistryStore : public ImageStore {
           "{}: {} bytes, more than the {} allowed", what, descriptor.size, oci::kMaxDocumentSize));
     }
     std::string content;
-    if (!IsManifestOrIndex(descriptor.media_type)) {
+    if (!oci::IsManifestOrIndex(descriptor.media_type)) {
       ASSIGN_OR_RETURN(content, repository_->GetBlob(descriptor.digest, descriptor.size), "{}",
                        what);
     } else if (!FindKept(descriptor.digest, &content)) {

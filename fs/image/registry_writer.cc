@@ -62,6 +62,21 @@ class RegistryWriter : public ImageWriter {
     return registry::StartUpload(client_);
   }
 
+  absl::StatusOr<Transfer> AddFrom(const ImageStore& store, const Descriptor& blob) override {
+    const absl::StatusOr<uint64_t> size = client_.BlobSize(blob.digest);
+    if (size.ok() && (*size == blob.size || *size == RegistryClient::kUnknownSize)) {
+      return Transfer::kThere;
+    }
+    if (!size.ok() && !absl::IsNotFound(size.status())) return size.status();
+    if (const std::string repository = RepositoryBeside(store); !repository.empty()) {
+      ASSIGN_OR_RETURN(const bool mounted, client_.MountBlob(blob.digest, repository));
+      if (mounted) return Transfer::kMounted;
+    }
+    ASSIGN_OR_RETURN(const std::unique_ptr<chunkstore::BlobOutput> output, NewBlob());
+    RETURN_IF_ERROR(CopyBlob(store, blob, *output));
+    return Transfer::kCopied;
+  }
+
   absl::Status AddBlob(std::string_view content) override {
     return registry::PutBlob(client_, content, from_repository_);
   }
@@ -111,6 +126,16 @@ class RegistryWriter : public ImageWriter {
   }
 
  private:
+  // The repository that a store is, if it is another one of this registry.
+  std::string RepositoryBeside(const ImageStore& store) const {
+    constexpr std::string_view kTransport = "docker://";
+    if (!store.name().starts_with(kTransport)) return "";
+    const auto other = registry::Reference::Parse(store.name().substr(kTransport.size()));
+    const bool beside =
+        other.ok() && other->host == reference_.host && other->repository != reference_.repository;
+    return beside ? other->repository : "";
+  }
+
   // Looks at the manifest, or at those in the index. What cannot be read is passed over.
   void FindIn(const std::string& tag_or_digest, const std::set<Digest>& sources,
               std::string_view converter, std::map<Digest, Descriptor>& found, size_t& left) {

@@ -78,9 +78,10 @@ absl::Status Execute(const Fields& request) {
     const Fields devices(request.begin() + 4, request.end());
     return MountErofs(request[1], devices, request[2], request[3] == kYes);
   }
-  if (request.size() == 5 && request[0] == kOverlay) {
-    RETURN_IF_ERROR(MakeUpper(request[1], request[2]));
-    return MountOverlay({request[1]}, request[2], request[3], request[4]);
+  if (request.size() >= 5 && request[0] == kOverlay) {
+    const Fields lowers(request.begin() + 4, request.end());
+    RETURN_IF_ERROR(MakeUpper(lowers[0], request[1]));
+    return MountOverlay(lowers, request[1], request[2], request[3]);
   }
   if (request.size() == 3 && request[0] == kUnmount) {
     return Unmount(request[1], request[2] == kYes);
@@ -155,9 +156,11 @@ absl::Status Mounter::Unmount(const std::string& target, bool detach) {
   return Call({kUnmount, target, detach ? kYes : kNo});
 }
 
-absl::Status Mounter::MountOverlay(const std::string& lower, const std::string& upper,
+absl::Status Mounter::MountOverlay(const std::vector<std::string>& lowers, const std::string& upper,
                                    const std::string& work, const std::string& target) {
-  return Call({kOverlay, lower, upper, work, target});
+  Fields request{kOverlay, upper, work, target};
+  request.insert(request.end(), lowers.begin(), lowers.end());
+  return Call(request);
 }
 
 }  // namespace lamina::fs

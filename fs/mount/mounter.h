@@ -36,10 +36,10 @@ class Mounter {
   absl::Status MountErofs(const std::string& metadata, const std::vector<std::string>& devices,
                           const std::string& target, bool loop);
   absl::Status Unmount(const std::string& target, bool detach = false);
-  // MountOverlay of mount.h on one lower directory. Makes the upper directory if it is not there
-  // from an earlier mount, with the attributes of the lower one: overlayfs shows those of the upper
-  // one for the root of the merged tree.
-  absl::Status MountOverlay(const std::string& lower, const std::string& upper,
+  // MountOverlay of mount.h. Makes the upper directory if it is not there from an earlier mount, with
+  // the attributes of the uppermost lower one: overlayfs shows those of the upper one for the root of
+  // the merged tree.
+  absl::Status MountOverlay(const std::vector<std::string>& lowers, const std::string& upper,
                             const std::string& work, const std::string& target);
 
  private:

@@ -12,6 +12,7 @@ using ::testing::HasSubstr;
 
 TEST(Messages, MountRequestSurvivesTheWire) {
   const MountRequest request{.image = "oci:/srv/images:tag",
+                             .layer_images = {"oci:/srv/images:a", "oci:/srv/images:b"},
                              .target = "/mnt",
                              .transport = Transport::kErofs,
                              .loop = true,
@@ -21,6 +22,7 @@ TEST(Messages, MountRequestSurvivesTheWire) {
       ParseMountRequest(json::parse(ToJson(request).dump()));
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   EXPECT_EQ(parsed->image, request.image);
+  EXPECT_EQ(parsed->layer_images, request.layer_images);
   EXPECT_EQ(parsed->target, request.target);
   EXPECT_EQ(parsed->transport, request.transport);
   EXPECT_TRUE(parsed->loop);

@@ -13,10 +13,13 @@ MountRecord Sample() {
   record.description = {.id = "17",
                         .image = "oci:/srv/images:tag",
                         .manifest_digest = "sha256:" + std::string(64, '1'),
+                        .layer_images = {{"oci:/srv/images:tools", "sha256:1", 1}},
                         .target = "/mnt/\xff not UTF-8",
                         .transport = Transport::kFuse,
                         .loop = true,
                         .writable = true,
+                        .upper = "/srv/upper/upper",
+                        .lower_uppers = {"/state/mounts/copy-1/upper"},
                         .reason = "asked for"};
   record.writable_dir = "/srv/upper";
   record.token = "token";
@@ -46,6 +49,9 @@ TEST(MountRecord, IsReadAsItWasWritten) {
   EXPECT_EQ(read->description.loop, record.description.loop);
   EXPECT_EQ(read->description.writable, record.description.writable);
   EXPECT_EQ(read->description.reason, record.description.reason);
+  EXPECT_EQ(read->description.layer_images, record.description.layer_images);
+  EXPECT_EQ(read->description.upper, record.description.upper);
+  EXPECT_EQ(read->description.lower_uppers, record.description.lower_uppers);
   EXPECT_EQ(read->writable_dir, record.writable_dir);
   EXPECT_EQ(read->token, record.token);
   EXPECT_EQ(read->prefetch.enabled, record.prefetch.enabled);
@@ -55,6 +61,15 @@ TEST(MountRecord, IsReadAsItWasWritten) {
   EXPECT_EQ(read->kernel_id, record.kernel_id);
   EXPECT_EQ(read->metadata, record.metadata);
   EXPECT_EQ(read->fuse_state, record.fuse_state);
+}
+
+TEST(MountRecord, EachLayerIsOfAnImage) {
+  MountRecord record = Sample();
+  EXPECT_EQ(ImagesOfLayers(record),
+            (std::vector<std::string>{"oci:/srv/images:tag", "oci:/srv/images:tools"}));
+  record.description.layer_images[0].layers = 7;  // more than there are
+  EXPECT_EQ(ImagesOfLayers(record),
+            (std::vector<std::string>{"oci:/srv/images:tools", "oci:/srv/images:tools"}));
 }
 
 TEST(MountRecord, EveryPhaseIsKept) {

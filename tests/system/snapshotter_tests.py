@@ -3,10 +3,12 @@
 
 import json
 import os
+import subprocess
 import threading
 
 from containerd import busybox_image, node
 from harness import check, check_equal, need_root, noise, repetitions, test, wait_until
+from oci_layout import Image
 
 MIB = 1 << 20
 SCRIPT = "cat /data/hello; [ ! -e /data/gone ] && echo removed; ls -A /data/opaque"
@@ -311,3 +313,91 @@ def _(workspace):
             thread.join()
         check_equal(failures, [], "failures")
         check_nothing_left(here)
+
+
+@test("snapshotter.a-container-is-committed-as-one-more-layer")
+def _(workspace):
+    need_root()
+    with node(workspace) as here:
+        image = here.push_converted(three_layers(), "lazy")
+        here.containerd.client("pull", image)
+        here.containerd.start_container(image, "one", "sh", "-c",
+                                        "echo new > /data/added; rm /data/hello; rm -r /data/opaque; "
+                                        "i=0; while :; do i=$((i+1)); echo $i > /a; echo $i > /b; done")
+
+        def commit(reference, status=0):
+            return workspace.lamina("commit", "one", reference, "--namespace=test", "--json",
+                                    f"--state={workspace.state}", status=status)
+
+        wait_until(lambda: here.containerd.execute("one", "sh", "-c", "[ -e /b ] && echo yes; true"),
+                   "the container writes")
+        committed = here.server.reference("committed")
+        result = json.loads(commit(committed).stdout)
+        check_equal(result["layers_mounted"], 3, "layers of the other repository")
+        check(0 < result["pause_ms"] < 5000, f"paused for {result['pause_ms']} ms")
+        counter = here.containerd.execute("one", "cat", "/a")
+        wait_until(lambda: here.containerd.execute("one", "cat", "/a") not in ("", counter),
+                   "the container goes on")
+        # The tag of its image may lead elsewhere meanwhile.
+        here.push_converted(busybox_image(changes), "lazy")
+        commit(here.server.reference("again"))
+        here.containerd.ctr("tasks", "delete", "--force", "one")
+        commit(here.server.reference("stopped"))
+        here.containerd.remove_container("one")
+        commit(here.server.reference("gone"), status=1)
+        for repository in ("committed", "again", "stopped"):
+            workspace.lamina("verify", here.server.reference(repository))
+            name = here.name(repository)
+            here.containerd.client("pull", name)
+            output = here.containerd.run(name, "two", "sh", "-c", "ls /data; cat /data/added; cat /a /b")
+            lines = output.splitlines()
+            check_equal(lines[:3], ["added", "large", "new"], "the output")
+            if len(lines) == 5:  # else a file was just being written
+                check(0 <= int(lines[3]) - int(lines[4]) <= 1, f"a and b are {lines[3:]}")
+
+
+@test("snapshotter.what-was-unpacked-is-not-committed")
+def _(workspace):
+    need_root()
+    with node(workspace) as here:
+        plain = here.push(three_layers(), "plain")
+        here.containerd.ctr("images", "pull", "--plain-http", "--snapshotter=lamina", plain)
+        here.containerd.start_container(plain, "one", "sleep", "1000")
+        result = workspace.lamina("commit", "one", here.server.reference("x"), "--namespace=test",
+                                  f"--state={workspace.state}", status=1)
+        check("unpacked" in result.stderr, result.stderr)
+        here.containerd.remove_container("one")
+
+
+@test("snapshotter.a-label-puts-images-on-top")
+def _(workspace):
+    need_root()
+    with node(workspace) as here:
+        image = here.push_converted(three_layers(), "lazy")
+        here.containerd.client("pull", image)
+
+        def toolkit(layer):
+            layer.file("opt/kit/tool", b"tool\n")
+            layer.file("data/hello", b"of the toolkit\n")
+
+        kit = Image()
+        with kit.layer() as layer:
+            toolkit(layer)
+        here.push_converted(kit, "kit")
+        here.containerd.client("prepare", image, "labelled",
+                               f"containerd.io/snapshot/lamina.layers={here.server.reference('kit')}")
+        here.daemon.wait_for_successor(here.daemon.kill_worker())
+        wait_until(lambda: here.containerd.ctr("snapshots", "--snapshotter=lamina", "list",
+                                               status=None).returncode == 0, "containerd connects")
+        directory = workspace.new_directory("mnt")
+        mount = here.containerd.ctr("snapshots", "--snapshotter=lamina", "mounts", str(directory),
+                                    "labelled").stdout
+        subprocess.run(["sh", "-ec", mount], check=True)
+        check_equal((directory / "opt/kit/tool").read_bytes(), b"tool\n", "the tool")
+        check_equal((directory / "data/hello").read_bytes(), b"of the toolkit\n", "a file of both")
+        check(not (directory / "data/gone").exists(), "a file that the image deletes")
+        (directory / "written").write_bytes(b"x")
+        subprocess.run(["umount", directory], check=True)
+        here.containerd.ctr("snapshots", "--snapshotter=lamina", "remove", "labelled")
+        here.containerd.client("prepare", image, "wrong", "containerd.io/snapshot/lamina.layers="
+                               + here.server.reference("nothing"), status=1)

@@ -33,6 +33,8 @@ using Action = std::function<absl::StatusOr<int>()>;
 void AddConvert(CLI::App& app, Action& run);
 void AddMount(CLI::App& app, Action& run);
 void AddUmount(CLI::App& app, Action& run);
+void AddCommit(CLI::App& app, Action& run);
+void AddFork(CLI::App& app, Action& run);
 void AddStats(CLI::App& app, Action& run);
 // `command` is the container's, cut out of the arguments by CutRunCommand.
 void AddRun(CLI::App& app, std::vector<std::string> command, Action& run);
@@ -68,6 +70,8 @@ std::string AbsolutePath(const std::string& path);
 void AddStateOption(CLI::App& command, std::string& state);
 // The same without a default: `state` stays empty.
 void AddStateOfMountOption(CLI::App& command, std::string& state);
+// What the user said, or what the mount at `target` itself says, or the default.
+std::string StateFor(const std::string& given, const std::string& target);
 // --cache, --cache-size and --cache-free: for an engine, or one that the command may have to start.
 struct CacheFlags {
   std::string mode = "disk";
@@ -78,6 +82,10 @@ void AddCacheOptions(CLI::App& command, CacheFlags& flags);
 absl::StatusOr<fs::CacheOptions> ParseCacheFlags(const CacheFlags& flags);
 // The same as arguments of `lamina serve`.
 absl::StatusOr<std::vector<std::string>> EngineArguments(const CacheFlags& flags);
+
+// Adds --layer: more images, put on top of the one that is mounted, lowest first.
+void AddLayerOption(CLI::App& command, std::vector<std::string>& layers);
+absl::Status MakeAbsolute(std::vector<std::string>& references);
 
 // How registries are reached: options that all commands with images share.
 struct RegistryOptions {

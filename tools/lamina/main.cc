@@ -73,6 +73,14 @@ void AddStateOfMountOption(CLI::App& command, std::string& state) {
       ->transform(AbsolutePath);
 }
 
+void AddLayerOption(CLI::App& command, std::vector<std::string>& layers) {
+  command
+      .add_option("--layer", layers,
+                  "A converted image to put on top, as <image>; may be given more than once, the "
+                  "lowest first. The first image's configuration stays")
+      ->allow_extra_args(false);
+}
+
 void AddPrefetchOptions(CLI::App& command, fs::PrefetchOptions& options) {
   command.add_flag("!--no-prefetch", options.enabled, "Fetch nothing that is not read");
   command.add_flag("--fill", options.fill,
@@ -121,6 +129,8 @@ int main(int argc, char** argv) {
   lamina::cli::AddConvert(app, run);
   lamina::cli::AddMount(app, run);
   lamina::cli::AddUmount(app, run);
+  lamina::cli::AddCommit(app, run);
+  lamina::cli::AddFork(app, run);
   lamina::cli::AddRun(app, container_command, run);
   lamina::cli::AddInspect(app, run);
   lamina::cli::AddVerify(app, run);

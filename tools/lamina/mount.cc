@@ -23,6 +23,7 @@ absl::StatusOr<int> Mount(MountOptions& options) {
   fs::MountRequest& request = options.request;
   ASSIGN_OR_RETURN(request.transport, fs::ParseTransport(options.transport));
   ASSIGN_OR_RETURN(request.image, AbsoluteReference(request.image));
+  RETURN_IF_ERROR(MakeAbsolute(request.layer_images));
   ASSIGN_OR_RETURN(request.registry, ToSettings(options.registry));
   ASSIGN_OR_RETURN(request.target, ExistingDirectory(request.target), "mount point");
   if (!request.writable_dir.empty()) {
@@ -55,12 +56,6 @@ absl::StatusOr<std::string> MountPoint(const std::string& path) {
   const std::filesystem::path parent = std::filesystem::canonical(absolute.parent_path(), error);
   if (error) return resolved.status();
   return (parent / absolute.filename()).string();
-}
-
-// What the user said, or what the mount itself says, or the default.
-std::string StateFor(const std::string& given, const std::string& target) {
-  if (!given.empty()) return given;
-  return fs::StateOfMount(target).value_or(fs::DefaultStateDirectory());
 }
 
 absl::StatusOr<int> Umount(const UmountOptions& options) {
@@ -141,6 +136,7 @@ void AddMount(CLI::App& app, Action& run) {
       ->check(CLI::IsMember({"auto", "erofs", "fuse"}));
   command->add_flag("--loop", options->request.loop,
                     "EROFS through loop devices, as on kernels before 6.12");
+  AddLayerOption(*command, options->request.layer_images);
   command->add_flag("--writable", options->request.writable,
                     "Put a writable overlay on top; its changes go at umount");
   command->add_option("--writable-dir", options->request.writable_dir,

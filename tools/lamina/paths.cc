@@ -2,6 +2,7 @@
 #include <filesystem>
 #include <system_error>
 
+#include "fs/engine/client.h"
 #include "fs/image/reference.h"
 #include "tools/lamina/commands.h"
 
@@ -30,6 +31,18 @@ absl::StatusOr<std::string> AbsoluteReference(const std::string& reference) {
   if (!valid.ok()) return UsageError(valid);
   if (!reference.starts_with(kPrefix)) return reference;
   return fmt::format("{}{}", kPrefix, AbsolutePath(reference.substr(kPrefix.size())));
+}
+
+absl::Status MakeAbsolute(std::vector<std::string>& references) {
+  for (std::string& reference : references) {
+    ASSIGN_OR_RETURN(reference, AbsoluteReference(reference));
+  }
+  return absl::OkStatus();
+}
+
+std::string StateFor(const std::string& given, const std::string& target) {
+  if (!given.empty()) return given;
+  return fs::StateOfMount(target).value_or(fs::DefaultStateDirectory());
 }
 
 }  // namespace lamina::cli

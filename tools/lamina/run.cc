@@ -67,6 +67,7 @@ double MillisecondsSince(steady_clock::time_point start) {
 
 absl::StatusOr<int> RunContainer(ContainerOptions options) {
   ASSIGN_OR_RETURN(const std::string reference, AbsoluteReference(options.image));
+  RETURN_IF_ERROR(MakeAbsolute(options.layers));
   if (::geteuid() != 0) {
     return absl::FailedPreconditionError("run needs root: it mounts, and starts a container");
   }
@@ -89,6 +90,7 @@ absl::StatusOr<int> RunContainer(ContainerOptions options) {
   fs::Client client(options.state, ProgramPath(), std::move(engine));
   ASSIGN_OR_RETURN(MountedRootfs mounted,
                    MountedRootfs::Mount(client, {.image = reference,
+                                                 .layer_images = options.layers,
                                                  .target = rootfs,
                                                  .writable = true,
                                                  .writable_dir = options.writable_dir,
@@ -153,7 +155,8 @@ bool TakesValue(std::string_view option) {
   return option == "--state" || option == "--writable-dir" || option == "--cache" ||
          option == "--cache-size" || option == "--cache-free" || option == "--creds" ||
          option == "--mirror" || option == "--prefetch-rate" || option == "--ca-file" ||
-         option == "--backend" || option == "--needs" || option == "--timeout";
+         option == "--backend" || option == "--needs" || option == "--timeout" ||
+         option == "--layer";
 }
 
 }  // namespace
@@ -164,6 +167,7 @@ void AddRun(CLI::App& app, std::vector<std::string> command_line, Action& run) {
   CLI::App* command = app.add_subcommand(
       "run", "Run a command of an image in a container (crun), on a writable overlay");
   command->add_option("image", options->container.image, kImageHelp)->required();
+  AddLayerOption(*command, options->container.layers);
   command->add_option("--writable-dir", options->container.writable_dir,
                       "Keep what the container writes in this directory (in upper/)");
   command

@@ -21,6 +21,7 @@ struct ContainerSummary {
 
 struct ContainerOptions {
   std::string image;
+  std::vector<std::string> layers;  // images on top of it
   std::string writable_dir;
   std::string state;
   CacheFlags cache;

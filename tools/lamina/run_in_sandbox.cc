@@ -16,6 +16,8 @@ absl::StatusOr<int> RunInSandbox(const ContainerOptions& options, const backends
   }
   ASSIGN_OR_RETURN(backends::SandboxOptions sandbox_options, ToSandboxOptions(flags));
   ASSIGN_OR_RETURN(sandbox_options.image, AbsoluteReference(options.image));
+  sandbox_options.layers = options.layers;
+  RETURN_IF_ERROR(MakeAbsolute(sandbox_options.layers));
   ASSIGN_OR_RETURN(sandbox_options.registry, ToSettings(options.registry));
   sandbox_options.warm = 1;
   ASSIGN_OR_RETURN(const fs::Image image,

@@ -26,6 +26,7 @@ struct Options {
   ExecFlags exec;
   std::string image;
   std::string snapshot;
+  std::vector<std::string> layers;
   std::string id;
   std::vector<std::string> ids;
   std::string session;
@@ -58,6 +59,8 @@ absl::StatusOr<int> Create(Options& options) {
     ASSIGN_OR_RETURN(sandbox_options.image, AbsoluteReference(options.image));
   }
   sandbox_options.snapshot = options.snapshot;
+  RETURN_IF_ERROR(MakeAbsolute(options.layers));
+  sandbox_options.layers = options.layers;
   ASSIGN_OR_RETURN(sandbox_options.registry, ToSettings(options.registry));
   ASSIGN_OR_RETURN(const backends::Choice choice, ToBackend(options.sandbox, /*stateless=*/false));
   ASSIGN_OR_RETURN(Launcher launcher, Open(options));
@@ -143,6 +146,7 @@ json ToJson(const ListedSandbox& listed) {
           {"state", backends::StateName(listed.state)},
           {"image", listed.record.image},
           {"manifest_digest", listed.record.manifest_digest},
+          {"layers", listed.record.layers},
           {"snapshot", listed.record.from_snapshot},
           {"created_ms", listed.record.created_ms},
           {"ttl_ms", listed.record.ttl_ms},
@@ -253,6 +257,7 @@ void AddSandbox(CLI::App& app, std::vector<std::string> command_line, Action& ru
       AddCommand(*sandbox, "create", "Start a sandbox and print its id", options, run, Create);
   create->add_option("image", options->image, kImageHelp);
   create->add_option("--snapshot", options->snapshot, "Start from a snapshot, not from an image");
+  AddLayerOption(*create, options->layers);
   AddSandboxFlags(*create, options->sandbox);
   AddRegistryOptions(*create, options->registry);
   AddCacheOptions(*create, options->cache);

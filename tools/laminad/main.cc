@@ -15,8 +15,10 @@
 #include "fs/control/control_server.h"
 #include "fs/control/metrics.h"
 #include "fs/engine/server.h"
+#include "snapshotter/container_client.h"
 #include "snapshotter/service.h"
 #include "tools/laminad/config.h"
+#include "tools/laminad/container_op.h"
 #include "tools/laminad/logging.h"
 #include "tools/laminad/sockets.h"
 #include "tools/laminad/supervisor.h"
@@ -44,12 +46,13 @@ absl::StatusOr<Config> ConfigFor(const Options& options) {
 struct Services {
   std::unique_ptr<fs::GrpcServer> api;
   std::unique_ptr<fs::MetricsServer> metrics;
+  std::shared_ptr<snapshotter::Snapshotter> snapshotter;  // null: it is off
+  std::unique_ptr<snapshotter::ContainerClient> containerd;
   std::unique_ptr<fs::GrpcServer> snapshots;
 };
 
-absl::StatusOr<std::unique_ptr<fs::GrpcServer>> StartSnapshotter(const Config& config,
-                                                                 fs::Engine& engine,
-                                                                 UniqueFd socket) {
+absl::Status StartSnapshotter(const Config& config, fs::Engine& engine, UniqueFd socket,
+                              Services& services) {
   registry::Settings registry;
   registry.credentials.files = registry::AuthFilesOfEnvironment();
   auto finder = snapshotter::LayerFinder::Create({.containerd = config.containerd_socket,
@@ -58,16 +61,33 @@ absl::StatusOr<std::unique_ptr<fs::GrpcServer>> StartSnapshotter(const Config& c
                                                   .referrers = config.snapshotter_referrers,
                                                   .prefetch = config.snapshotter_prefetch},
                                                  engine);
-  ASSIGN_OR_RETURN(auto snapshots, snapshotter::Snapshotter::Open({.state = config.state,
-                                                                   .registry = registry,
-                                                                   .idle = config.snapshotter_idle},
-                                                                  engine, std::move(finder)));
-  return snapshotter::StartSnapshotService(std::move(snapshots), std::move(socket));
+  ASSIGN_OR_RETURN(
+      services.snapshotter,
+      snapshotter::Snapshotter::Open(
+          {.state = config.state, .registry = registry, .idle = config.snapshotter_idle}, engine,
+          std::move(finder)));
+  services.containerd = snapshotter::ContainerClient::Create(config.containerd_socket);
+  ASSIGN_OR_RETURN(services.snapshots,
+                   snapshotter::StartSnapshotService(services.snapshotter, std::move(socket)));
+  return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<void>> StartServices(const Config& config,
-                                                    fs::DescriptorHolder& holder,
-                                                    fs::Engine& engine) {
+// Requests on the control socket that are not the engine's.
+absl::StatusOr<nlohmann::json> Execute(Services& services, std::string_view op,
+                                       const nlohmann::json& request) {
+  if (op != "container") {
+    return absl::InvalidArgumentError(fmt::format("unknown op '{}'", op));
+  }
+  if (services.snapshotter == nullptr) {
+    return absl::FailedPreconditionError(
+        "this laminad is no snapshotter of containerd: [snapshotter] is not in its configuration");
+  }
+  return DescribeContainer(*services.snapshotter, *services.containerd, request);
+}
+
+absl::StatusOr<std::shared_ptr<Services>> StartServices(const Config& config,
+                                                        fs::DescriptorHolder& holder,
+                                                        fs::Engine& engine) {
   auto services = std::make_shared<Services>();
   if (UniqueFd socket = holder.Take(kApiName); socket.valid()) {
     ASSIGN_OR_RETURN(services->api, fs::StartControlServer(engine, std::move(socket)));
@@ -76,9 +96,9 @@ absl::StatusOr<std::shared_ptr<void>> StartServices(const Config& config,
     ASSIGN_OR_RETURN(services->metrics, fs::MetricsServer::Start(engine, std::move(socket)));
   }
   if (UniqueFd socket = holder.Take(kSnapshotterName); socket.valid()) {
-    ASSIGN_OR_RETURN(services->snapshots, StartSnapshotter(config, engine, std::move(socket)));
+    RETURN_IF_ERROR(StartSnapshotter(config, engine, std::move(socket), *services));
   }
-  return std::shared_ptr<void>(std::move(services));
+  return services;
 }
 
 absl::Status RunWorker(const Config& config) {
@@ -94,8 +114,19 @@ absl::Status RunWorker(const Config& config) {
   options.engine.state = config.state;
   options.engine.cache = config.cache;
   options.engine.holder = holder;
-  options.start_services = [&config, holder](fs::Engine& engine) {
-    return StartServices(config, *holder, engine);
+  // The server owns them: they must end before the engine does.
+  const auto running = std::make_shared<std::weak_ptr<Services>>();
+  options.start_services = [&config, holder,
+                            running](fs::Engine& engine) -> absl::StatusOr<std::shared_ptr<void>> {
+    ASSIGN_OR_RETURN(std::shared_ptr<Services> services, StartServices(config, *holder, engine));
+    *running = services;
+    return std::shared_ptr<void>(std::move(services));
+  };
+  options.execute = [running](std::string_view op,
+                              const nlohmann::json& request) -> absl::StatusOr<nlohmann::json> {
+    const std::shared_ptr<Services> services = running->lock();
+    if (services == nullptr) return absl::UnavailableError("laminad is ending");
+    return Execute(*services, op, request);
   };
   options.ready = [holder] {
     if (absl::Status status = holder->Ready(); !status.ok()) {

@@ -8,6 +8,8 @@
 //	client ADDRESS NAMESPACE pull-labels REFERENCE   the same, telling the snapshotter of the image
 //	client ADDRESS NAMESPACE cri-pull REFERENCE
 //	client ADDRESS NAMESPACE commit CONTAINER IMAGE  a new image: that of the container, and its changes
+//	client ADDRESS NAMESPACE prepare IMAGE KEY LABEL=VALUE
+//	                                                 an active snapshot on an image, with a label
 //	client ADDRESS NAMESPACE times PARENT COUNT      milliseconds of Prepare and Mounts together, median
 //	                                                 and maximum; ADDRESS is the snapshotter's own
 //
@@ -23,6 +25,7 @@ import (
 	"os"
 	"sort"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/containerd/containerd"
@@ -35,8 +38,10 @@ import (
 	"github.com/containerd/containerd/platforms"
 	"github.com/containerd/containerd/remotes/docker"
 	"github.com/containerd/containerd/rootfs"
+	"github.com/containerd/containerd/snapshots"
 	"github.com/containerd/containerd/snapshots/proxy"
 	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/identity"
 	specs "github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"google.golang.org/grpc"
@@ -195,6 +200,21 @@ func commit(ctx context.Context, client *containerd.Client, id, name string) err
 	return containerd.NewImage(client, created).Unpack(ctx, lamina)
 }
 
+func prepare(ctx context.Context, client *containerd.Client, name, key, label string) error {
+	image, err := client.GetImage(ctx, name)
+	if err != nil {
+		return err
+	}
+	diffIDs, err := image.RootFS(ctx)
+	if err != nil {
+		return err
+	}
+	parts := strings.SplitN(label, "=", 2)
+	_, err = client.SnapshotService(lamina).Prepare(ctx, key, identity.ChainID(diffIDs).String(),
+		snapshots.WithLabels(map[string]string{parts[0]: parts[1]}))
+	return err
+}
+
 func run(arguments []string) error {
 	if len(arguments) < 4 {
 		return fmt.Errorf("usage: client ADDRESS NAMESPACE COMMAND ARGUMENT...")
@@ -223,6 +243,8 @@ func run(arguments []string) error {
 			snapshotter = arguments[4]
 		}
 		return pull(ctx, client, reference, snapshotter, command == "pull-labels")
+	case "prepare":
+		return prepare(ctx, client, reference, arguments[4], arguments[5])
 	case "commit":
 		return commit(ctx, client, reference, arguments[4])
 	}
