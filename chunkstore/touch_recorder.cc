@@ -35,7 +35,7 @@ absl::Status TouchRecorder::Start(const std::vector<std::shared_ptr<Blob>>& blob
   if (recording_ == nullptr) {
     recording_ = std::make_unique<Recording>();
     for (const std::shared_ptr<Blob>& blob : blobs) {
-      recording_->sources.emplace_back(blob.get(), FrameBits(blob->frames().size()));
+      recording_->sources.push_back({blob.get(), FrameBits(blob->frames().size())});
     }
   }
   for (Recording::Source& source : recording_->sources) {

@@ -84,7 +84,8 @@ absl::Status TokenSource::Renew(const std::vector<Challenge>& challenges, const 
   std::unique_lock lock(mutex_);
   if (grant_.header != used) return absl::OkStatus();  // another thread was faster
   challenge_ = *challenge;
-  for (std::string_view scopes = challenge->Parameter("scope"); !scopes.empty();) {
+  const std::string scope = challenge->Parameter("scope");
+  for (std::string_view scopes = scope; !scopes.empty();) {
     const size_t space = std::min(scopes.find(' '), scopes.size());
     if (space > 0) scopes_.emplace(scopes.substr(0, space));
     scopes.remove_prefix(std::min(space + 1, scopes.size()));
