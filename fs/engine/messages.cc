@@ -118,6 +118,7 @@ json ToJson(const MountDescription& mount) {
           {"transport", TransportName(mount.transport)},
           {"loop", mount.loop},
           {"writable", mount.writable},
+          {"devices", mount.devices},
           {"reason", mount.reason}};
 }
 
@@ -245,6 +246,7 @@ absl::StatusOr<MountDescription> ParseMountDescription(const json& object) {
   ASSIGN_OR_RETURN(mount.loop, BoolField(object, "loop"));
   ASSIGN_OR_RETURN(mount.writable, BoolField(object, "writable"));
   ASSIGN_OR_RETURN(mount.reason, StringField(object, "reason"));
+  ASSIGN_OR_RETURN(mount.devices, oci::Field(object, "mount").OptionalStrings("devices"));
   return mount;
 }
 
