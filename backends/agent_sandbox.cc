@@ -57,8 +57,7 @@ class AgentSandbox : public Sandbox {
 };
 
 SandboxState AgentSandbox::State() {
-  const absl::StatusOr<Cgroup> group = Cgroup::Of(record_.cgroup);
-  if (group.ok() && group->Frozen() && !group->Processes().empty()) return SandboxState::kPaused;
+  if (backend_->Paused(directory_, record_)) return SandboxState::kPaused;
   return AgentListens(directory_) ? SandboxState::kRunning : SandboxState::kDead;
 }
 
@@ -123,7 +122,8 @@ absl::StatusOr<agent::ExecMessage> AgentSandbox::ToMessage(const ExecRequest& re
 absl::StatusOr<ExecResult> AgentSandbox::Exec(const ExecRequest& request) {
   ASSIGN_OR_RETURN(const agent::ExecMessage message, ToMessage(request));
   ASSIGN_OR_RETURN(const Cgroup group, Cgroup::Of(record_.cgroup));
-  if (group.Frozen()) return absl::FailedPreconditionError(fmt::format("{} is paused", Name()));
+  if (backend_->Paused(directory_, record_))
+    return absl::FailedPreconditionError(fmt::format("{} is paused", Name()));
   const uint64_t kills_before = group.MemoryKills();
   absl::StatusOr<ExecResult> result = AgentExec(directory_, message, request);
   if (absl::IsUnavailable(result.status())) {
@@ -176,15 +176,13 @@ absl::StatusOr<std::string> AgentSandbox::ReadFile(const std::string& path, uint
 absl::Status AgentSandbox::Pause() {
   RETURN_IF_ERROR(CheckCapability(capabilities().pause, "pause"));
   if (State() == SandboxState::kDead) return CheckRunning();
-  ASSIGN_OR_RETURN(const Cgroup group, Cgroup::Of(record_.cgroup));
-  return Annotate(group.Freeze(), Name());
+  return Annotate(backend_->Pause(directory_, record_), Name());
 }
 
 absl::Status AgentSandbox::Resume() {
   RETURN_IF_ERROR(CheckCapability(capabilities().pause, "pause"));
   if (State() == SandboxState::kDead) return CheckRunning();
-  ASSIGN_OR_RETURN(const Cgroup group, Cgroup::Of(record_.cgroup));
-  return Annotate(group.Thaw(), Name());
+  return Annotate(backend_->Resume(directory_, record_), Name());
 }
 
 absl::Status AgentSandbox::Snapshot(const std::string& name) {
@@ -198,14 +196,11 @@ absl::Status AgentSandbox::Snapshot(const std::string& name) {
   if (::access(path.c_str(), F_OK) == 0) {
     return absl::AlreadyExistsError(fmt::format("there is a snapshot '{}'", name));
   }
-  const SandboxState state = State();
-  if (state == SandboxState::kDead) return CheckRunning();
+  if (State() == SandboxState::kDead) return CheckRunning();
   // Whole, or not there. A dot in front: no name of a snapshot.
   ASSIGN_OR_RETURN(TemporaryDirectory copy, TemporaryDirectory::Create(parent, ".making-"));
-  if (state == SandboxState::kRunning) RETURN_IF_ERROR(Pause());
-  absl::Status copied = CopyUpper(directory_ + "/disk/upper", copy.path() + "/upper");
-  if (state == SandboxState::kRunning) copied.Update(Resume());
-  RETURN_IF_ERROR(std::move(copied), "snapshot {} of {}", name, Name());
+  RETURN_IF_ERROR(backend_->Save(directory_, record_, copy.path()), "snapshot {} of {}", name,
+                  Name());
   RETURN_IF_ERROR(WriteRecord(copy.path(), record_));
   if (::rename(copy.path().c_str(), path.c_str()) != 0) {
     if (errno == EEXIST || errno == ENOTEMPTY) {
@@ -228,7 +223,7 @@ absl::StatusOr<SandboxStats> AgentSandbox::Stats() {
   stats.memory_kills = usage.memory_kills;
   stats.cpu_time = usage.cpu_time;
   stats.processes = usage.processes;
-  stats.disk_bytes = DiskUsage(directory_ + "/disk/upper");
+  stats.disk_bytes = backend_->DiskBytes(directory_);
   stats.uptime = std::chrono::milliseconds(NowMilliseconds() - record_.created_ms);
   if (state == SandboxState::kRunning) {  // a paused one does not answer
     ASSIGN_OR_RETURN(agent::InfoMessage info, AgentInfo(directory_), "{}", Name());

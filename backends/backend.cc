@@ -3,12 +3,46 @@
 
 #include <fmt/ranges.h>
 
+#include "backends/cgroup.h"
+#include "backends/sandbox_directory.h"
+
 namespace lamina::backends {
+
+absl::Status Backend::Pause(const std::string&, const Record& record) const {
+  ASSIGN_OR_RETURN(const Cgroup group, Cgroup::Of(record.cgroup));
+  return group.Freeze();
+}
+
+absl::Status Backend::Resume(const std::string&, const Record& record) const {
+  ASSIGN_OR_RETURN(const Cgroup group, Cgroup::Of(record.cgroup));
+  return group.Thaw();
+}
+
+bool Backend::Paused(const std::string&, const Record& record) const {
+  const absl::StatusOr<Cgroup> group = Cgroup::Of(record.cgroup);
+  return group.ok() && group->Frozen() && !group->Processes().empty();
+}
+
+absl::Status Backend::Save(const std::string& directory, const Record& record,
+                           const std::string& into) const {
+  const bool was_paused = Paused(directory, record);
+  if (!was_paused) RETURN_IF_ERROR(Pause(directory, record));
+  absl::Status copied = CopyUpper(directory + "/disk/upper", into + "/upper");
+  if (!was_paused) copied.Update(Resume(directory, record));
+  return copied;
+}
+
+uint64_t Backend::DiskBytes(const std::string& directory) const {
+  return DiskUsage(directory + "/disk/upper");
+}
 
 const std::vector<const Backend*>& Backends() {
   static const std::unique_ptr<Backend> fncall = MakeFnCallBackend();
   static const std::unique_ptr<Backend> container = MakeContainerBackend();
-  static const std::vector<const Backend*> all = {fncall.get(), container.get()};
+  static const std::unique_ptr<Backend> firecracker = MakeFirecrackerBackend();
+  static const std::unique_ptr<Backend> qemu = MakeQemuBackend();
+  static const std::vector<const Backend*> all = {fncall.get(), container.get(), firecracker.get(),
+                                                  qemu.get()};
   return all;
 }
 
@@ -19,7 +53,7 @@ absl::StatusOr<const Backend*> FindBackend(std::string_view name) {
     names.push_back(backend->name());
   }
   return absl::InvalidArgumentError(
-      fmt::format("'{}' is no backend: {} are", name, fmt::join(names, " and ")));
+      fmt::format("'{}' is no backend: {} are", name, fmt::join(names, ", ")));
 }
 
 absl::StatusOr<Choice> ChooseBackend(const TaskNeeds& needs) {
@@ -39,6 +73,7 @@ absl::StatusOr<Choice> ChooseBackend(const TaskNeeds& needs) {
     } else {
       std::string reason = fmt::format("{} is the lightest that is enough", backend->name());
       if (!refusals.empty()) reason += fmt::format(": {}", fmt::join(refusals, ", "));
+      if (const std::string note = backend->Note(); !note.empty()) reason += "; " + note;
       return Choice{backend, std::move(reason)};
     }
     refusals.push_back(fmt::format("{} {}", backend->name(), lacks));

@@ -5,10 +5,11 @@
 //   <state>/sandboxes/<id>/          mode 0700; a process that makes or removes it has its lock
 //       record.json                  this record
 //       agent.sock                   where its agent listens
+//       machine.sock, console.log    of a virtual machine: see vm/control.h
 //       rootfs/                      the mounted image
 //       disk/                        what was written to it (upper/), and overlayfs' work/
 //   <state>/sandbox-snapshots/<name>/
-//       record.json, upper/
+//       record.json, upper/          of a virtual machine: memory, disk.img
 #ifndef LAMINA_BACKENDS_RECORD_H_
 #define LAMINA_BACKENDS_RECORD_H_
 
@@ -27,7 +28,7 @@ namespace lamina::backends {
 
 struct Record {
   std::string id;
-  std::string backend;  // "container", "fncall"
+  std::string backend;  // Backend::name()
   std::string image;
   std::string manifest_digest;
   std::string from_snapshot;  // empty: from the image alone
@@ -38,6 +39,7 @@ struct Record {
   uint64_t ttl_ms = 0;
   uint64_t idle_ttl_ms = 0;
   Limits limits;
+  bool reclaim = true;
   Network network = Network::kNone;
   std::vector<std::string> environment;  // of all programs; HOME only if it was given
   User user;

@@ -10,6 +10,7 @@
 #include "backends/record.h"
 #include "backends/sandbox.h"
 #include "chunkstore/base/status.h"
+#include "fs/engine/engine.h"
 
 namespace lamina::backends {
 
@@ -26,9 +27,20 @@ std::string SnapshotsDirectory(const LauncherOptions& options);
 
 // Makes disk/ and mounts the image on rootfs/, with what is in `upper_from` as its changes already
 // unless that is empty. With `disk_bytes`, disk/ is a file system of that size in disk.img.
-absl::Status MountRootfs(const LauncherOptions& options, const std::string& directory,
-                         const Record& record, const registry::Settings& registry,
-                         const std::string& upper_from, uint64_t disk_bytes);
+// Returns what the mount is.
+absl::StatusOr<fs::MountDescription> MountRootfs(const LauncherOptions& options,
+                                                 const std::string& directory, const Record& record,
+                                                 const registry::Settings& registry,
+                                                 const std::string& upper_from,
+                                                 uint64_t disk_bytes);
+
+// Mounts the image on rootfs/ as it is, for a kernel of its own that mounts its devices.
+absl::StatusOr<fs::MountDescription> MountImage(const LauncherOptions& options,
+                                                const std::string& directory, const Record& record,
+                                                const registry::Settings& registry);
+
+// Makes an empty file system of that size in a file, sparse.
+absl::Status MakeDiskImage(const std::string& path, uint64_t bytes);
 
 // Kills what runs, unmounts, and removes the directory. Whoever calls it has the directory's lock.
 // What is not there does no harm. After an error what is left can be removed by another try.

@@ -229,6 +229,7 @@ void RunGuest() {
   ::prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
   ::signal(SIGPIPE, SIG_IGN);
   ::umask(022);
+  RaiseDescriptorLimit();  // a connection over the port takes two
   if (const absl::Status done = SetUpAndServe(); !done.ok()) {
     std::fprintf(stderr, "lamina-agent: %s\n", std::string(done.message()).c_str());
     std::fflush(stderr);

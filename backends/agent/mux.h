@@ -38,7 +38,8 @@ class Mux {
   static constexpr size_t kHeader = 9;
   static constexpr size_t kPiece = 32 << 10;    // of data in a frame, at most
   static constexpr size_t kWindow = 256 << 10;  // of data that the receiver keeps, at most
-  static constexpr size_t kMaxConnections = 512;
+  // More than an agent serves, so that it is the one who says so.
+  static constexpr size_t kMaxConnections = 1024;
 
   // Called by the thread in Run.
   struct Events {
