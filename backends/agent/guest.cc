@@ -148,6 +148,8 @@ absl::Status PrepareDevices() {
 }
 
 absl::Status MakeGroup() {
+  // As on hosts with much memory: a program that asks for more than there is ends when it uses it.
+  RETURN_IF_ERROR(WriteText("/proc/sys/vm/overcommit_memory", "1"));
   RETURN_IF_ERROR(Mount("cgroup2", "/sys/fs/cgroup", "cgroup2", MS_NOSUID | MS_NODEV | MS_NOEXEC));
   RETURN_IF_ERROR(WriteText("/sys/fs/cgroup/cgroup.subtree_control", "+memory +pids"));
   RETURN_IF_ERROR(NeedDirectory(kGroup));

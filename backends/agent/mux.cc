@@ -273,7 +273,11 @@ absl::Status Mux::TakeConnectionFrame(uint32_t id, FrameType type, std::string_v
       if (connection.other_ended || content.size() > kWindow - connection.incoming.size()) {
         return absl::DataLossError(fmt::format("more than is allowed on connection {}", id));
       }
-      connection.incoming.append(content);
+      if (connection.deaf) {
+        connection.consumed += content.size();
+      } else {
+        connection.incoming.append(content);
+      }
       return absl::OkStatus();
     case FrameType::kCredit: {
       if (content.size() != 4) return absl::DataLossError("a credit without a size");
@@ -298,7 +302,15 @@ bool Mux::WriteSocket(Connection& connection) {
     const ssize_t sent = ::send(connection.socket.get(), connection.incoming.data(),
                                 connection.incoming.size(), MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
-    if (sent < 0) return errno == EAGAIN;
+    if (sent < 0 && errno == EAGAIN) return true;
+    if (sent < 0) {
+      // Who called has gone; an agent that refuses does not listen, and says why.
+      if (side_ == Side::kHost) return false;
+      connection.consumed += connection.incoming.size();
+      connection.incoming.clear();
+      connection.deaf = true;
+      break;
+    }
     connection.incoming.erase(0, static_cast<size_t>(sent));
     connection.consumed += static_cast<size_t>(sent);
   }
@@ -346,7 +358,8 @@ void Mux::ServeConnections(const std::map<uint32_t, short>& ready) {
       continue;
     }
     GiveCredit(id, connection);
-    if (connection.other_ended && connection.socket_ended && connection.incoming.empty()) {
+    const bool heard = connection.deaf || (connection.other_ended && connection.incoming.empty());
+    if (heard && connection.socket_ended) {
       it = connections_.erase(it);
       continue;
     }

@@ -75,6 +75,7 @@ class Mux {
     size_t credit = kWindow;    // bytes that may be sent
     size_t consumed = 0;        // bytes that the socket took and the sender was not told of
     bool socket_ended = false;  // its end was sent
+    bool deaf = false;          // the socket takes no more, but may have something to say
     bool other_ended = false;   // nothing more comes for it
   };
   using Connections = std::map<uint32_t, Connection>;

@@ -6,7 +6,7 @@
 namespace lamina::backends {
 namespace {
 
-constexpr uint64_t kMiB = 1 << 20;
+constexpr uint64_t kMebibyte = 1 << 20;
 // The first that is not the hypervisor's or the host's (vsock(7)).
 constexpr unsigned kGuestCid = 3;
 
@@ -21,7 +21,7 @@ std::vector<ApiRequest> BootRequests(const MachinePlan& plan) {
   std::vector<ApiRequest> requests = {
       {"PUT",
        "/machine-config",
-       {{"vcpu_count", ProcessorsOf(plan)}, {"mem_size_mib", plan.memory_bytes / kMiB}}},
+       {{"vcpu_count", ProcessorsOf(plan)}, {"mem_size_mib", plan.memory_bytes / kMebibyte}}},
       {"PUT",
        "/boot-source",
        {{"kernel_image_path", plan.kernel.image},

@@ -84,7 +84,11 @@ class MuxTest : public testing::Test {
     for (std::thread& thread : agents_) thread.join();
   }
   // What the guest does with a connection.
-  virtual void Serve(UniqueFd socket) {
+  void Serve(UniqueFd socket) {
+    if (refuses_) {
+      WriteAll(socket.get(), "no");
+      return;
+    }
     agents_.emplace_back([this, fd = std::make_shared<UniqueFd>(std::move(socket))] {
       std::array<char, 65536> piece;
       ssize_t got = 0;
@@ -110,6 +114,7 @@ class MuxTest : public testing::Test {
   std::vector<std::thread> agents_;
   std::atomic<int> ended_ = 0;
   std::atomic<int> greetings_ = 0;
+  std::atomic<bool> refuses_ = false;
 };
 
 std::string Echo(const UniqueFd& connection, std::string_view text) {
@@ -164,6 +169,19 @@ TEST_F(MuxTest, AnAgentHearsThatItsCallerHasGoneEvenIfItReadsNothing) {
   writer.join();
   caller.Reset();
   EXPECT_TRUE(EndedSoon(1));
+}
+
+TEST_F(MuxTest, AnAgentThatDoesNotListenIsHeard) {
+  refuses_ = true;
+  for (int turn = 0; turn < 20; ++turn) {
+    const UniqueFd connection = Connect();
+    std::thread writer([&] { WriteAll(connection.get(), std::string(1'000'000, 'x')); });
+    EXPECT_EQ(ReadAll(connection.get()), "no");
+    ::shutdown(connection.get(), SHUT_RDWR);
+    writer.join();
+  }
+  refuses_ = false;
+  EXPECT_EQ(Echo(Connect(), "yes"), "yes");
 }
 
 TEST_F(MuxTest, ConnectionsGoOnAfterAPause) {
