@@ -59,8 +59,7 @@ class AgentSandbox : public Sandbox {
 };
 
 SandboxState AgentSandbox::State() {
-  const absl::StatusOr<Cgroup> group = Cgroup::Of(record_.cgroup);
-  if (group.ok() && group->Frozen() && !group->Processes().empty()) return SandboxState::kPaused;
+  if (backend_->Paused(directory_, record_)) return SandboxState::kPaused;
   return AgentListens(directory_) ? SandboxState::kRunning : SandboxState::kDead;
 }
 
@@ -125,7 +124,8 @@ absl::StatusOr<agent::ExecMessage> AgentSandbox::ToMessage(const ExecRequest& re
 absl::StatusOr<ExecResult> AgentSandbox::Exec(const ExecRequest& request) {
   ASSIGN_OR_RETURN(const agent::ExecMessage message, ToMessage(request));
   ASSIGN_OR_RETURN(const Cgroup group, Cgroup::Of(record_.cgroup));
-  if (group.Frozen()) return absl::FailedPreconditionError(fmt::format("{} is paused", Name()));
+  if (backend_->Paused(directory_, record_))
+    return absl::FailedPreconditionError(fmt::format("{} is paused", Name()));
   const uint64_t kills_before = group.MemoryKills();
   absl::StatusOr<ExecResult> result = AgentExec(directory_, message, request);
   if (absl::IsUnavailable(result.status())) {
@@ -178,15 +178,13 @@ absl::StatusOr<std::string> AgentSandbox::ReadFile(const std::string& path, uint
 absl::Status AgentSandbox::Pause() {
   RETURN_IF_ERROR(CheckCapability(capabilities().pause, "pause"));
   if (State() == SandboxState::kDead) return CheckRunning();
-  ASSIGN_OR_RETURN(const Cgroup group, Cgroup::Of(record_.cgroup));
-  return Annotate(group.Freeze(), Name());
+  return Annotate(backend_->Pause(directory_, record_), Name());
 }
 
 absl::Status AgentSandbox::Resume() {
   RETURN_IF_ERROR(CheckCapability(capabilities().pause, "pause"));
   if (State() == SandboxState::kDead) return CheckRunning();
-  ASSIGN_OR_RETURN(const Cgroup group, Cgroup::Of(record_.cgroup));
-  return Annotate(group.Thaw(), Name());
+  return Annotate(backend_->Resume(directory_, record_), Name());
 }
 
 absl::Status AgentSandbox::Snapshot(const std::string& name) {
@@ -203,13 +201,17 @@ absl::Status AgentSandbox::Snapshot(const std::string& name) {
   if (State() == SandboxState::kDead) return CheckRunning();
   // Whole, or not there. A dot in front: no name of a snapshot.
   ASSIGN_OR_RETURN(TemporaryDirectory making, TemporaryDirectory::Create(parent, ".making-"));
-  // On top of the image and its layers; an image that is a snapshot's becomes a part of this one.
-  fs::Client client = EngineClient(options_);
-  RETURN_IF_ERROR(CommitMount(client, directory_ + "/rootfs",
-                              {.destination = "oci:" + making.path() + "/image",
-                               .images_left_out = 1 + record_.layers.size()})
-                      .status(),
-                  "snapshot {} of {}", name, Name());
+  if (capabilities().memory_snapshot) {
+    RETURN_IF_ERROR(backend_->Save(directory_, making.path()), "snapshot {} of {}", name, Name());
+  } else {
+    // On top of the image and its layers; an image that is a snapshot's becomes a part of this one.
+    fs::Client client = EngineClient(options_);
+    RETURN_IF_ERROR(CommitMount(client, directory_ + "/rootfs",
+                                {.destination = "oci:" + making.path() + "/image",
+                                 .images_left_out = 1 + record_.layers.size()})
+                        .status(),
+                    "snapshot {} of {}", name, Name());
+  }
   // It fits this image only, wherever the tag leads later.
   Record record = record_;
   ASSIGN_OR_RETURN(const Digest manifest, Digest::Parse(record.manifest_digest));
@@ -236,8 +238,7 @@ absl::StatusOr<SandboxStats> AgentSandbox::Stats() {
   stats.memory_kills = usage.memory_kills;
   stats.cpu_time = usage.cpu_time;
   stats.processes = usage.processes;
-  ASSIGN_OR_RETURN(const DiskUsage written, DiskUsageOf(directory_ + "/disk/upper"), "{}", Name());
-  stats.disk_bytes = static_cast<uint64_t>(written.bytes);
+  ASSIGN_OR_RETURN(stats.disk_bytes, backend_->DiskBytes(directory_), "{}", Name());
   stats.uptime = std::chrono::milliseconds(NowMilliseconds() - record_.created_ms);
   if (state == SandboxState::kRunning) {  // a paused one does not answer
     ASSIGN_OR_RETURN(agent::InfoMessage info, AgentInfo(directory_), "{}", Name());

@@ -3,12 +3,42 @@
 
 #include <fmt/ranges.h>
 
+#include "backends/cgroup.h"
+#include "chunkstore/base/disk_usage.h"
+
 namespace lamina::backends {
+
+absl::Status Backend::Pause(const std::string&, const Record& record) const {
+  ASSIGN_OR_RETURN(const Cgroup group, Cgroup::Of(record.cgroup));
+  return group.Freeze();
+}
+
+absl::Status Backend::Resume(const std::string&, const Record& record) const {
+  ASSIGN_OR_RETURN(const Cgroup group, Cgroup::Of(record.cgroup));
+  return group.Thaw();
+}
+
+bool Backend::Paused(const std::string&, const Record& record) const {
+  const absl::StatusOr<Cgroup> group = Cgroup::Of(record.cgroup);
+  return group.ok() && group->Frozen() && !group->Processes().empty();
+}
+
+absl::Status Backend::Save(const std::string&, const std::string&) const {
+  return absl::UnimplementedError(fmt::format("backend {} keeps no memory", name()));
+}
+
+absl::StatusOr<uint64_t> Backend::DiskBytes(const std::string& directory) const {
+  ASSIGN_OR_RETURN(const DiskUsage written, DiskUsageOf(directory + "/disk/upper"));
+  return static_cast<uint64_t>(written.bytes);
+}
 
 const std::vector<const Backend*>& Backends() {
   static const std::unique_ptr<Backend> fncall = MakeFnCallBackend();
   static const std::unique_ptr<Backend> container = MakeContainerBackend();
-  static const std::vector<const Backend*> all = {fncall.get(), container.get()};
+  static const std::unique_ptr<Backend> firecracker = MakeFirecrackerBackend();
+  static const std::unique_ptr<Backend> qemu = MakeQemuBackend();
+  static const std::vector<const Backend*> all = {fncall.get(), container.get(), firecracker.get(),
+                                                  qemu.get()};
   return all;
 }
 
@@ -19,7 +49,7 @@ absl::StatusOr<const Backend*> FindBackend(std::string_view name) {
     names.push_back(backend->name());
   }
   return absl::InvalidArgumentError(
-      fmt::format("'{}' is no backend: {} are", name, fmt::join(names, " and ")));
+      fmt::format("'{}' is no backend: {} are", name, fmt::join(names, ", ")));
 }
 
 absl::StatusOr<Choice> ChooseBackend(const TaskNeeds& needs) {
@@ -39,6 +69,7 @@ absl::StatusOr<Choice> ChooseBackend(const TaskNeeds& needs) {
     } else {
       std::string reason = fmt::format("{} is the lightest that is enough", backend->name());
       if (!refusals.empty()) reason += fmt::format(": {}", fmt::join(refusals, ", "));
+      if (const std::string note = backend->Note(); !note.empty()) reason += "; " + note;
       return Choice{backend, std::move(reason)};
     }
     refusals.push_back(fmt::format("{} {}", backend->name(), lacks));

@@ -16,11 +16,16 @@
 namespace lamina::backends {
 
 struct StartRequest {
+  std::string state;      // the state directory
   std::string directory;  // of the sandbox, see record.h
   std::string rootfs;     // the mounted image
-  std::string helpers;    // directory with the programs lamina-agent and lamina-fncall
-  int listener = -1;      // listening socket
-  uint32_t warm = 0;      // SandboxOptions::warm
+  // Backends with a kernel of their own: the image as files for its devices (fs/engine/engine.h,
+  // MountDescription), and the snapshot whose memory it starts with, or an empty path.
+  std::vector<std::string> devices;
+  std::string snapshot;
+  std::string helpers;  // directory with the programs lamina-agent and lamina-fncall
+  int listener = -1;    // listening socket
+  uint32_t warm = 0;    // SandboxOptions::warm
 };
 
 // Stateless; thread-safe.
@@ -34,9 +39,22 @@ class Backend {
   virtual Capabilities capabilities() const = 0;
   // OK if it can run on this machine; else says what is missing.
   virtual absl::Status Available() const = 0;
+  // What people should know of how it runs here, in a few words, or nothing.
+  virtual std::string Note() const { return ""; }
   // Starts the sandbox of the record, in the control group `record.cgroup` with `record.limits`, and
   // sets record.first_process. After an error the caller removes the control group.
   virtual absl::Status Start(const StartRequest& request, Record& record) const = 0;
+
+  // What is asked of a sandbox itself, and not of the agent in it. Without a kernel of its own it is
+  // done with the control group and the directories that the launcher made.
+  virtual absl::Status Pause(const std::string& directory, const Record& record) const;
+  virtual absl::Status Resume(const std::string& directory, const Record& record) const;
+  virtual bool Paused(const std::string& directory, const Record& record) const;
+  // Backends with snapshots of memory: puts memory and disk, as they are at one moment, into the
+  // directory `into`.
+  virtual absl::Status Save(const std::string& directory, const std::string& into) const;
+  // What was written, as far as it takes space.
+  virtual absl::StatusOr<uint64_t> DiskBytes(const std::string& directory) const;
 };
 
 // All of them, and one by its name; kInvalidArgument, naming those there are, for others.
@@ -45,6 +63,8 @@ absl::StatusOr<const Backend*> FindBackend(std::string_view name);
 
 std::unique_ptr<Backend> MakeContainerBackend();
 std::unique_ptr<Backend> MakeFnCallBackend();
+std::unique_ptr<Backend> MakeFirecrackerBackend();
+std::unique_ptr<Backend> MakeQemuBackend();
 
 // What a task needs of its sandbox.
 struct TaskNeeds {

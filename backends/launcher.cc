@@ -70,6 +70,24 @@ absl::Status CheckOptions(const Backend& backend, const SandboxOptions& options)
   return absl::OkStatus();
 }
 
+// What runs in memory goes on as it was: in the same kind of sandbox, with the same limits.
+absl::Status CheckSnapshot(const Record& from, const Record& wanted) {
+  if (from.backend != wanted.backend) {
+    return absl::InvalidArgumentError(
+        fmt::format("the snapshot is of backend {}, not {}", from.backend, wanted.backend));
+  }
+  const auto differs = [](uint64_t asked, uint64_t was) { return asked != 0 && asked != was; };
+  if (differs(wanted.limits.memory_bytes, from.limits.memory_bytes) ||
+      differs(wanted.limits.cpu_millis, from.limits.cpu_millis) ||
+      differs(wanted.limits.processes, from.limits.processes) ||
+      differs(wanted.limits.disk_bytes, from.limits.disk_bytes) ||
+      (!wanted.runtime.empty() && wanted.runtime != from.runtime)) {
+    return absl::InvalidArgumentError(
+        "a machine that starts from a snapshot has the limits, and the runtime, that it had");
+  }
+  return absl::OkStatus();
+}
+
 // A sandbox's directory that was made, and its lock.
 struct NewDirectory {
   std::string id;
@@ -122,6 +140,7 @@ absl::Status Launcher::Fill(Record& record, const Backend& backend,
                             const SandboxOptions& options) const {
   record.backend = backend.name();
   record.runtime = options.runtime;
+  record.reclaim = options.reclaim;
   record.created_ms = NowMilliseconds();
   record.ttl_ms = static_cast<uint64_t>(std::max<int64_t>(options.ttl.count(), 0));
   record.idle_ttl_ms = static_cast<uint64_t>(std::max<int64_t>(options.idle_ttl.count(), 0));
@@ -137,6 +156,13 @@ absl::Status Launcher::Fill(Record& record, const Backend& backend,
     return absl::NotFoundError(fmt::format("there is no snapshot '{}'", options.snapshot));
   }
   RETURN_IF_ERROR(from.status());
+  if (backend.capabilities().memory_snapshot || from->backend != record.backend) {
+    RETURN_IF_ERROR(CheckSnapshot(*from, record));
+    record.limits = from->limits;
+    record.runtime = from->runtime;
+    record.reclaim = from->reclaim;
+    record.manifest_digest = from->manifest_digest;
+  }
   record.image = from->image;
   if (record.layers.empty()) record.layers = from->layers;
   record.from_snapshot = options.snapshot;
@@ -154,6 +180,13 @@ absl::StatusOr<std::unique_ptr<Sandbox>> Launcher::Create(const Backend& backend
   RETURN_IF_ERROR(Fill(record, backend, options));
   ASSIGN_OR_RETURN(const fs::Image image, fs::OpenImage(record.image, oci::Platform::Host(),
                                                         {.settings = options.registry}));
+  const Capabilities can = backend.capabilities();
+  if (!options.snapshot.empty() && can.memory_snapshot &&
+      record.manifest_digest != image.manifest_digest.ToString()) {
+    return absl::FailedPreconditionError(
+        fmt::format("{} is another image than the snapshot's, which was {}", record.image,
+                    record.manifest_digest));
+  }
   record.manifest_digest = image.manifest_digest.ToString();
 
   ASSIGN_OR_RETURN(const NewDirectory made, MakeSandboxDirectory(SandboxesDirectory(options_)));
@@ -164,9 +197,14 @@ absl::StatusOr<std::unique_ptr<Sandbox>> Launcher::Create(const Backend& backend
   RETURN_IF_ERROR(WriteRecord(directory, record));
   // Calls write to a /tmp of their own, and nothing else: that is what the limit is for, and where they
   // start unless somebody says otherwise.
-  const bool stateless = backend.capabilities().call_files;
-  RETURN_IF_ERROR(MountRootfs(options_, directory, record, options.registry,
-                              stateless ? 0 : record.limits.disk_bytes));
+  const bool stateless = can.call_files;
+  fs::MountDescription mount;
+  if (can.own_kernel) {
+    ASSIGN_OR_RETURN(mount, MountImage(options_, directory, record, options.registry));
+  } else {
+    ASSIGN_OR_RETURN(mount, MountRootfs(options_, directory, record, options.registry,
+                                        stateless ? 0 : record.limits.disk_bytes));
+  }
 
   const std::string rootfs = directory + "/rootfs";
   if (options.snapshot.empty() || !options.user.empty()) {
@@ -185,8 +223,11 @@ absl::StatusOr<std::unique_ptr<Sandbox>> Launcher::Create(const Backend& backend
   }
 
   ASSIGN_OR_RETURN(UniqueFd listener, fs::ListenUnix(directory, kAgentSocket));
-  RETURN_IF_ERROR(backend.Start({.directory = directory,
+  RETURN_IF_ERROR(backend.Start({.state = options_.state,
+                                 .directory = directory,
                                  .rootfs = rootfs,
+                                 .devices = mount.devices,
+                                 .snapshot = snapshot,
                                  .helpers = options_.helpers,
                                  .listener = listener.get(),
                                  .warm = options.warm},
@@ -196,6 +237,7 @@ absl::StatusOr<std::unique_ptr<Sandbox>> Launcher::Create(const Backend& backend
   listener.Reset();
   RETURN_IF_ERROR(AgentInfo(directory).status(), "start {}", backend.name());
   record.complete = true;
+  record.created_ms = NowMilliseconds();  // its time begins now
   RETURN_IF_ERROR(WriteRecord(directory, record));
   cleanup.Keep();
   return MakeAgentSandbox(options_, &backend, std::move(record));

@@ -56,6 +56,7 @@ absl::Status WriteRecord(const std::string& directory, const Record& record) {
       {"cpu_millis", record.limits.cpu_millis},
       {"processes", record.limits.processes},
       {"disk_bytes", record.limits.disk_bytes},
+      {"reclaim", record.reclaim ? 1 : 0},
       {"host_network", record.network == Network::kHost ? 1 : 0},
       {"environment", record.environment},
       {"uid", record.user.uid},
@@ -99,6 +100,8 @@ absl::StatusOr<Record> ReadRecord(const std::string& directory) {
   ASSIGN_OR_RETURN(record.limits.cpu_millis, Size(fields, "cpu_millis"));
   ASSIGN_OR_RETURN(record.limits.processes, Size(fields, "processes"));
   ASSIGN_OR_RETURN(record.limits.disk_bytes, Size(fields, "disk_bytes"));
+  ASSIGN_OR_RETURN(const uint64_t reclaim, Size(fields, "reclaim"));
+  record.reclaim = reclaim != 0;
   ASSIGN_OR_RETURN(const uint64_t host_network, Size(fields, "host_network"));
   record.network = host_network != 0 ? Network::kHost : Network::kNone;
   ASSIGN_OR_RETURN(record.environment, fields.OptionalStrings("environment"));

@@ -5,12 +5,14 @@
 //   <state>/sandboxes/<id>/          mode 0700; a process that makes or removes it has its lock
 //       record.json                  this record
 //       agent.sock                   where its agent listens
+//       machine.sock, console.log    of a virtual machine: see vm/control.h
 //       rootfs/                      the mounted image
 //       disk/                        what was written to it (upper/), and overlayfs' work/
 //       snapshot/                    of the snapshot that it was started from: links of its image/
 //   <state>/sandbox-snapshots/<name>/
 //       record.json                  of the sandbox it is of
 //       image/                       an image layout with what to put on top of the sandbox' images
+//       memory, disk.img             of a virtual machine, instead of that
 #ifndef LAMINA_BACKENDS_RECORD_H_
 #define LAMINA_BACKENDS_RECORD_H_
 
@@ -29,7 +31,7 @@ namespace lamina::backends {
 
 struct Record {
   std::string id;
-  std::string backend;  // "container", "fncall"
+  std::string backend;  // Backend::name()
   std::string image;
   std::string manifest_digest;
   std::vector<std::string> layers;  // images on top of it, lowest first
@@ -41,6 +43,7 @@ struct Record {
   uint64_t ttl_ms = 0;
   uint64_t idle_ttl_ms = 0;
   Limits limits;
+  bool reclaim = true;
   Network network = Network::kNone;
   std::vector<std::string> environment;  // of all programs; HOME only if it was given
   User user;

@@ -50,7 +50,11 @@ struct SandboxOptions {
   std::chrono::milliseconds idle_ttl{0};  // after that without a program that runs
   // Stateless backends: places that are kept ready, which is also how many calls run at a time.
   uint32_t warm = 2;
-  std::string runtime;  // containers: "crun" (also if empty) or "runc"
+  // Containers: "crun" (also if empty) or "runc". Machines of QEMU: "kvm" or "tcg"; if it is empty, kvm
+  // where it can be used.
+  std::string runtime;
+  // Machines: what is not used goes back to the host.
+  bool reclaim = true;
 };
 
 enum class Stream { kStdout, kStderr };
@@ -193,8 +197,9 @@ class Sandbox {
   virtual absl::Status Pause() = 0;
   virtual absl::Status Resume() = 0;
 
-  // Keeps the disk, as it is at one moment, under a name, to start others from. kAlreadyExists if
-  // there is one of that name.
+  // Keeps the disk, as it is at one moment, under a name, to start others from; with `memory_snapshot`
+  // the memory as well, and others go on from that moment, but for programs whose callers stay behind.
+  // kAlreadyExists if there is one of that name.
   virtual absl::Status Snapshot(const std::string& name) = 0;
 
   virtual absl::StatusOr<SandboxStats> Stats() = 0;

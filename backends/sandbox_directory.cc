@@ -15,6 +15,7 @@
 #include "chunkstore/base/file.h"
 #include "chunkstore/base/program.h"
 #include "fs/engine/client.h"
+#include "fs/engine/messages.h"
 #include "fs/mount/loop.h"
 #include "fs/mount/mount.h"
 
@@ -27,20 +28,8 @@ absl::Status MakeDirectory(const std::string& path, mode_t mode) {
 }
 
 absl::Status MountDisk(const std::string& directory, uint64_t bytes) {
-  constexpr uint64_t kLeast = 4 << 20;
-  if (bytes < kLeast) {
-    return absl::InvalidArgumentError(fmt::format("a disk has {} bytes at least", kLeast));
-  }
   const std::string image = directory + "/disk.img";
-  {
-    ASSIGN_OR_RETURN(const UniqueFd file, OpenFile(image, O_RDWR | O_CREAT | O_EXCL, 0600));
-    if (::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) {
-      return ErrnoStatus(errno, "make " + image);
-    }
-  }
-  // No journal and no reserve: it lives no longer than its sandbox.
-  RETURN_IF_ERROR(RunProgram({"mkfs.ext4", "-q", "-F", "-b", "4096", "-O", "^has_journal", "-m",
-                              "0", "-E", "lazy_itable_init=1,nodiscard,root_owner=0:0", image}));
+  RETURN_IF_ERROR(MakeDiskImage(image, bytes));
   ASSIGN_OR_RETURN(const fs::LoopDevice loop, fs::LoopDevice::Attach(image, /*writable=*/true));
   const std::string disk = directory + "/disk";
   if (::mount(loop.path().c_str(), disk.c_str(), "ext4", MS_NOATIME | MS_NOSUID | MS_NODEV,
@@ -74,9 +63,46 @@ std::string SnapshotsDirectory(const LauncherOptions& options) {
   return options.state + "/sandbox-snapshots";
 }
 
-absl::Status MountRootfs(const LauncherOptions& options, const std::string& directory,
-                         const Record& record, const registry::Settings& registry,
-                         uint64_t disk_bytes) {
+absl::Status MakeDiskImage(const std::string& path, uint64_t bytes) {
+  constexpr uint64_t kLeast = 4 << 20;
+  if (bytes < kLeast) {
+    return absl::InvalidArgumentError(fmt::format("a disk has {} bytes at least", kLeast));
+  }
+  {
+    ASSIGN_OR_RETURN(const UniqueFd file, OpenFile(path, O_RDWR | O_CREAT | O_EXCL, 0600));
+    if (::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) {
+      return ErrnoStatus(errno, "make " + path);
+    }
+  }
+  // No journal and no reserve: it lives no longer than its sandbox.
+  return RunProgram({"mkfs.ext4", "-q", "-F", "-b", "4096", "-O", "^has_journal", "-m", "0", "-E",
+                     "lazy_itable_init=1,nodiscard,root_owner=0:0", path});
+}
+
+namespace {
+
+absl::StatusOr<fs::MountDescription> MountAt(const LauncherOptions& options,
+                                             const std::string& directory,
+                                             fs::MountRequest request) {
+  request.target = directory + "/rootfs";
+  RETURN_IF_ERROR(MakeDirectory(request.target, 0755));
+  ASSIGN_OR_RETURN(const nlohmann::json mount, EngineClient(options).Mount(request));
+  return fs::ParseMountDescription(mount);
+}
+
+}  // namespace
+
+absl::StatusOr<fs::MountDescription> MountImage(const LauncherOptions& options,
+                                                const std::string& directory, const Record& record,
+                                                const registry::Settings& registry) {
+  return MountAt(options, directory,
+                 {.image = record.image, .layer_images = record.layers, .registry = registry});
+}
+
+absl::StatusOr<fs::MountDescription> MountRootfs(const LauncherOptions& options,
+                                                 const std::string& directory, const Record& record,
+                                                 const registry::Settings& registry,
+                                                 uint64_t disk_bytes) {
   const std::string disk = directory + "/disk";
   RETURN_IF_ERROR(MakeDirectory(disk, 0700));
   if (disk_bytes > 0) {
@@ -89,16 +115,12 @@ absl::Status MountRootfs(const LauncherOptions& options, const std::string& dire
     RETURN_IF_ERROR(LinkSnapshot(from + "/image", own), "snapshot {}", record.from_snapshot);
     layers.push_back("oci:" + own);
   }
-  const std::string rootfs = directory + "/rootfs";
-  RETURN_IF_ERROR(MakeDirectory(rootfs, 0755));
-  return EngineClient(options)
-      .Mount({.image = record.image,
-              .layer_images = std::move(layers),
-              .target = rootfs,
-              .writable = true,
-              .writable_dir = disk,
-              .registry = registry})
-      .status();
+  return MountAt(options, directory,
+                 {.image = record.image,
+                  .layer_images = std::move(layers),
+                  .writable = true,
+                  .writable_dir = disk,
+                  .registry = registry});
 }
 
 absl::Status RemoveSandbox(const LauncherOptions& options, const std::string& directory) {

@@ -11,6 +11,7 @@
 #include "backends/sandbox.h"
 #include "chunkstore/base/status.h"
 #include "fs/engine/client.h"
+#include "fs/engine/engine.h"
 
 namespace lamina::backends {
 
@@ -26,10 +27,19 @@ std::string SandboxesDirectory(const LauncherOptions& options);
 std::string SnapshotsDirectory(const LauncherOptions& options);
 
 // Makes disk/ and mounts the images on rootfs/, with those of the snapshot that is named in the record
-// on top. With `disk_bytes`, disk/ is a file system of that size in disk.img.
-absl::Status MountRootfs(const LauncherOptions& options, const std::string& directory,
-                         const Record& record, const registry::Settings& registry,
-                         uint64_t disk_bytes);
+// on top. With `disk_bytes`, disk/ is a file system of that size in disk.img. Returns what the mount is.
+absl::StatusOr<fs::MountDescription> MountRootfs(const LauncherOptions& options,
+                                                 const std::string& directory, const Record& record,
+                                                 const registry::Settings& registry,
+                                                 uint64_t disk_bytes);
+
+// Mounts the images on rootfs/ as they are, for a kernel of its own that mounts its devices.
+absl::StatusOr<fs::MountDescription> MountImage(const LauncherOptions& options,
+                                                const std::string& directory, const Record& record,
+                                                const registry::Settings& registry);
+
+// Makes an empty file system of that size in a file, sparse.
+absl::Status MakeDiskImage(const std::string& path, uint64_t bytes);
 
 // Kills what runs, unmounts, and removes the directory. Whoever calls it has the directory's lock.
 // What is not there does no harm. After an error what is left can be removed by another try.

@@ -16,6 +16,7 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -73,8 +74,13 @@ void KillSession(pid_t session) {
 class DirectRun : public Run {
  public:
   DirectRun(DirectRunner& runner, pid_t pid, UniqueFd ended, StartFailure failure,
-            steady_clock::time_point start)
-      : runner_(runner), pid_(pid), ended_(std::move(ended)), failure_(failure), start_(start) {}
+            steady_clock::time_point start, uint64_t kills)
+      : runner_(runner),
+        pid_(pid),
+        ended_(std::move(ended)),
+        failure_(failure),
+        start_(start),
+        kills_(kills) {}
   ~DirectRun() override {
     if (!death_.has_value()) death_ = runner_.Take(pid_);
     if (death_.has_value()) return;
@@ -102,6 +108,7 @@ class DirectRun : public Run {
   UniqueFd ended_;
   const StartFailure failure_;
   const steady_clock::time_point start_;
+  const uint64_t kills_;  // of the group, before it was started
   std::optional<Death> death_;
 };
 
@@ -121,6 +128,10 @@ absl::StatusOr<EndedMessage> DirectRun::Result() {
     ended.ending = ended.code == SIGXCPU   ? Ending::kTimeLimit
                    : ended.code == SIGXFSZ ? Ending::kOutputLimit
                                            : Ending::kSignalled;
+    // Counted by the kernel before it kills.
+    if (ended.code == SIGKILL && runner_.MemoryKills() > kills_) {
+      ended.ending = Ending::kMemoryLimit;
+    }
   } else {
     ended.code = WEXITSTATUS(death_->status);
   }
@@ -161,8 +172,8 @@ int TakeIdentity(const ExecMessage& message, std::optional<uint64_t> capabilitie
 
 }  // namespace
 
-std::unique_ptr<DirectRunner> DirectRunner::Start(std::optional<uint64_t> capabilities) {
-  std::unique_ptr<DirectRunner> runner(new DirectRunner(capabilities));
+std::unique_ptr<DirectRunner> DirectRunner::Start(DirectRunnerOptions options) {
+  std::unique_ptr<DirectRunner> runner(new DirectRunner(std::move(options)));
   std::thread([reaper = runner.get()] { reaper->Reap(); }).detach();
   return runner;
 }
@@ -200,25 +211,42 @@ std::optional<Death> DirectRunner::Take(pid_t pid) {
   return death;
 }
 
+uint64_t DirectRunner::MemoryKills() const {
+  if (options_.group.empty()) return 0;
+  const std::string events = ReadPseudoFile(options_.group + "/memory.events");
+  constexpr std::string_view kCount = "\noom_kill ";
+  const size_t at = events.find(kCount);
+  return at == std::string::npos ? 0
+                                 : std::strtoull(events.c_str() + at + kCount.size(), nullptr, 10);
+}
+
 absl::StatusOr<std::unique_ptr<Run>> DirectRunner::Start(const ExecMessage& message,
                                                          Streams streams) {
   if (!message.files_in.empty() || !message.files_out.empty()) {
     return absl::UnimplementedError("files go with a call only where each call starts clean");
   }
   const Program program(message);
+  UniqueFd group;
+  if (!options_.group.empty()) {
+    ASSIGN_OR_RETURN(group, OpenFile(options_.group + "/cgroup.procs", O_WRONLY));
+  }
   UniqueFd ended(::eventfd(0, EFD_CLOEXEC));
   std::array<int, 2> ends{};
   if (!ended.valid() || ::pipe2(ends.data(), O_CLOEXEC) != 0) return ErrnoStatus(errno, "pipe");
   const UniqueFd failure_read(ends[0]);
   UniqueFd failure_write(ends[1]);
+  const uint64_t kills = MemoryKills();
   const steady_clock::time_point start = steady_clock::now();
   pid_t pid = 0;
   {
     const std::lock_guard lock(mutex_);
     pid = ::fork();
     if (pid == 0) {
-      program.Become(streams, failure_write.get(),
-                     [&] { return TakeIdentity(message, capabilities_); });
+      // Before its descriptors are others.
+      const int failed = group.valid() && ::write(group.get(), "0", 1) < 0 ? errno : 0;
+      program.Become(streams, failure_write.get(), [&] {
+        return failed != 0 ? failed : TakeIdentity(message, options_.capabilities);
+      });
     }
     if (pid < 0) return ErrnoStatus(errno, "start a process in the sandbox");
     children_[pid].ended = ended.get();
@@ -232,7 +260,7 @@ absl::StatusOr<std::unique_ptr<Run>> DirectRunner::Start(const ExecMessage& mess
   do {
     got = ::read(failure_read.get(), &failure, sizeof(failure));
   } while (got < 0 && errno == EINTR);
-  return std::make_unique<DirectRun>(*this, pid, std::move(ended), failure, start);
+  return std::make_unique<DirectRun>(*this, pid, std::move(ended), failure, start, kills);
 }
 
 }  // namespace lamina::agent

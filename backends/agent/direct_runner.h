@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 
 #include "backends/agent/runner.h"
 
@@ -26,19 +27,28 @@ struct Death {
   std::chrono::steady_clock::time_point when;
 };
 
+struct DirectRunnerOptions {
+  // Those that processes may have, as a set of bits (capabilities(7)); they lose all others for good.
+  std::optional<uint64_t> capabilities;
+  // Directory of a control group (version 2) that processes are put into, or empty. One that is killed
+  // while the group's count of kills rises has met the memory limit.
+  std::string group;
+};
+
 class DirectRunner : public Runner {
  public:
-  // `capabilities`: those that processes may have, as a set of bits (capabilities(7)); they lose all
-  // others for good. Starts a thread that lives as long as this process: there is one runner.
-  static std::unique_ptr<DirectRunner> Start(std::optional<uint64_t> capabilities);
+  // Starts a thread that lives as long as this process: there is one runner.
+  static std::unique_ptr<DirectRunner> Start(DirectRunnerOptions options);
 
   absl::StatusOr<std::unique_ptr<Run>> Start(const ExecMessage& message, Streams streams) override;
 
   // For a Run: how its process ended, or nothing yet; with it the process is forgotten.
   std::optional<Death> Take(pid_t pid);
+  // Kills at the group's memory limit so far.
+  uint64_t MemoryKills() const;
 
  private:
-  explicit DirectRunner(std::optional<uint64_t> capabilities) : capabilities_(capabilities) {}
+  explicit DirectRunner(DirectRunnerOptions options) : options_(std::move(options)) {}
   void Reap();
 
   struct Child {
@@ -46,7 +56,7 @@ class DirectRunner : public Runner {
     std::optional<Death> death;
   };
 
-  const std::optional<uint64_t> capabilities_;
+  const DirectRunnerOptions options_;
   std::mutex mutex_;
   std::condition_variable forked_;
   uint64_t forks_ = 0;

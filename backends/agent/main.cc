@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // lamina-agent: the first process of a sandbox. It serves its protocol on a listening socket that it
-// was started with, and ends when a time to live is over; the kernel then ends all else.
+// was started with, and ends when a time to live is over; the kernel then ends all else. Started as
+// /init it is the first process of a virtual machine (guest.h).
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -14,6 +15,7 @@
 #include <string_view>
 
 #include "backends/agent/direct_runner.h"
+#include "backends/agent/guest.h"
 #include "backends/agent/server.h"
 
 namespace lamina::agent {
@@ -81,7 +83,8 @@ int Main(int argc, char** argv) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
   ::signal(SIGPIPE, SIG_IGN);
   ::fcntl(options->listen_fd, F_SETFD, FD_CLOEXEC);
-  const std::unique_ptr<DirectRunner> runner = DirectRunner::Start(options->capabilities);
+  const std::unique_ptr<DirectRunner> runner =
+      DirectRunner::Start({.capabilities = options->capabilities});
   Server server(UniqueFd(options->listen_fd), *runner, options->server);
   const absl::Status done = server.Serve();
   if (!done.ok()) std::fprintf(stderr, "lamina-agent: %s\n", done.ToString().c_str());
@@ -93,4 +96,7 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace lamina::agent
 
-int main(int argc, char** argv) { return lamina::agent::Main(argc, argv); }
+int main(int argc, char** argv) {
+  if (argc > 0 && argv[0] == lamina::agent::kGuestInit) lamina::agent::RunGuest();
+  return lamina::agent::Main(argc, argv);
+}

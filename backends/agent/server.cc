@@ -68,22 +68,24 @@ absl::Status Server::Serve() {
       if (errno == EINTR || errno == ECONNABORTED || errno == EAGAIN) continue;
       return ErrnoStatus(errno, "accept");
     }
-    if (!AllowPeer(connection.get())) continue;
-    if (connections_ >= kMaxConnections) {
-      Refuse(connection.get(), absl::ResourceExhaustedError(fmt::format(
-                                   "the sandbox serves {} requests already", kMaxConnections)));
-      continue;
-    }
-    ++connections_;
-    try {
-      std::thread([this, fd = connection.get()] { Handle(fd); }).detach();
-      connection.Release();
-    } catch (const std::system_error& error) {
-      // What runs in the sandbox has taken all processes that it may have.
-      --connections_;
-      Refuse(connection.get(),
-             ErrnoStatus(error.code().value(), "the sandbox has no process left"));
-    }
+    if (AllowPeer(connection.get())) Take(std::move(connection));
+  }
+}
+
+void Server::Take(UniqueFd connection) {
+  if (connections_ >= kMaxConnections) {
+    Refuse(connection.get(), absl::ResourceExhaustedError(fmt::format(
+                                 "the sandbox serves {} requests already", kMaxConnections)));
+    return;
+  }
+  ++connections_;
+  try {
+    std::thread([this, fd = connection.get()] { Handle(fd); }).detach();
+    connection.Release();
+  } catch (const std::system_error& error) {
+    // What runs in the sandbox has taken all processes that it may have.
+    --connections_;
+    Refuse(connection.get(), ErrnoStatus(error.code().value(), "the sandbox has no process left"));
   }
 }
 

@@ -28,8 +28,10 @@ class Server {
  public:
   Server(UniqueFd listener, Runner& runner, ServerOptions options);
 
-  // Until a time to live is over, or the listener fails.
+  // Until a time to live is over, or the listener fails. Without a listener, connections come by Take.
   absl::Status Serve();
+  // Serves a connection in a thread of its own. Thread-safe.
+  void Take(UniqueFd connection);
 
  private:
   using Clock = std::chrono::steady_clock;

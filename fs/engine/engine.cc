@@ -407,6 +407,11 @@ absl::Status EngineImpl::MountErofsAt(const std::string& target, MountState& mou
   for (size_t slot = 1; slot <= mount.blobs.size(); ++slot) {
     devices.push_back(fmt::format("{}/{}/{}", blob_fs_->mountpoint(), mount.id(), slot));
   }
+  std::vector<std::string>& shared = mount.record.description.devices;
+  shared = {mount.metadata->path};
+  for (const auto& blob : mount.blobs) {
+    shared.push_back(BlobFs::SharedPath(blob_fs_->mountpoint(), blob->descriptor()));
+  }
   return mounter_->MountErofs(mount.metadata->path, devices, target, mount.record.description.loop);
 }
 

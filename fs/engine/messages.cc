@@ -135,6 +135,7 @@ json ToJson(const MountDescription& mount) {
           {"writable", mount.writable},
           {"upper", mount.upper},
           {"lower_uppers", mount.lower_uppers},
+          {"devices", mount.devices},
           {"reason", mount.reason}};
 }
 
@@ -289,6 +290,7 @@ absl::StatusOr<MountDescription> ParseMountDescription(const json& object) {
   ASSIGN_OR_RETURN(mount.loop, BoolField(object, "loop"));
   ASSIGN_OR_RETURN(mount.writable, BoolField(object, "writable"));
   ASSIGN_OR_RETURN(mount.reason, StringField(object, "reason"));
+  ASSIGN_OR_RETURN(mount.devices, oci::Field(object, "mount").OptionalStrings("devices"));
   return mount;
 }
 

@@ -22,10 +22,14 @@ using chunkstore::Blob;
 using chunkstore::ReadStats;
 
 // Inode numbers: the root is FUSE_ROOT_ID; directory n is n << 16, and the file of its slot s is
-// (n << 16) + s. A process of another version may be asked about them: they must stay as they are.
+// (n << 16) + s; blobs/ is 2, and a file in it has the highest bit and the first 63 bits of the blob's
+// key. A process of another version may be asked about them: they must stay as they are.
 constexpr unsigned kSlotBits = 16;
 constexpr uint64_t kMaxSlot = (1 << kSlotBits) - 1;
-constexpr uint64_t kMaxId = (uint64_t{1} << (64 - kSlotBits)) - 1;
+constexpr uint64_t kMaxId = (uint64_t{1} << (63 - kSlotBits)) - 1;
+constexpr fuse_ino_t kSharedDirectory = 2;
+constexpr uint64_t kSharedBit = uint64_t{1} << 63;
+constexpr std::string_view kSharedName = "blobs";
 
 // Attributes never change. Names go only by Remove, which tells the kernel.
 constexpr double kBlobTimeout = 24 * 60 * 60;
@@ -40,6 +44,19 @@ struct Files {
   std::vector<File> files;  // slot 1 is files[0]
   bool removed = false;
 };
+
+// A file in blobs/.
+struct SharedFile {
+  Digest key;
+  File file;
+  size_t directories = 0;  // slots that have the blob
+};
+
+fuse_ino_t SharedInode(const Digest& key) {
+  uint64_t bits = 0;
+  for (size_t index = 0; index < sizeof(bits); ++index) bits = bits << 8 | key.bytes[index];
+  return bits >> 1 | kSharedBit;
+}
 
 // As it is written in names: no sign, no leading zeros, not 0.
 std::optional<uint64_t> ParseNumber(std::string_view name) {
@@ -98,6 +115,11 @@ class BlobFsImpl final : public BlobFs {
   void Read(fuse_req_t request, fuse_ino_t inode, size_t size, off_t offset);
   void ReadDirectory(fuse_req_t request, fuse_ino_t inode, size_t size, off_t offset);
   bool KernelHas(uint64_t id, size_t slots);
+  bool KernelHasShared(const std::vector<Digest>& keys);
+
+  // With mutex_ held.
+  absl::Status AddFiles(uint64_t id, Files files);
+  Files TakeFiles(std::map<uint64_t, Files>::iterator directory);
 
   // All below: with mutex_ held, shared will do.
   const Files* FindDirectory(fuse_ino_t inode) const;
@@ -107,8 +129,9 @@ class BlobFsImpl final : public BlobFs {
   std::vector<std::pair<std::string, fuse_ino_t>> List(fuse_ino_t inode) const;
 
   std::shared_mutex mutex_;
-  std::map<uint64_t, Files> directories_;  // by id; removed ones stay while in use
-  std::unique_ptr<FuseSession> session_;   // last: ends before what it serves
+  std::map<uint64_t, Files> directories_;    // by id; removed ones stay while in use
+  std::map<fuse_ino_t, SharedFile> shared_;  // blobs of all directories
+  std::unique_ptr<FuseSession> session_;     // last: ends before what it serves
 };
 
 FuseSession::Options BlobFsImpl::SessionOptions(const std::string& mountpoint) {
@@ -137,7 +160,7 @@ absl::StatusOr<std::unique_ptr<BlobFs>> BlobFsImpl::TakeOver(const std::string& 
       const uint64_t id = directory.id;
       ASSIGN_OR_RETURN(Files files, MakeFiles(std::move(directory)));
       files.removed = list == &removed;
-      self->directories_.emplace(id, std::move(files));
+      RETURN_IF_ERROR(self->AddFiles(id, std::move(files)));
     }
   }
   ASSIGN_OR_RETURN(self->session_,
@@ -150,10 +173,39 @@ absl::Status BlobFsImpl::Add(Directory directory) {
   const uint64_t id = directory.id;
   ASSIGN_OR_RETURN(Files files, MakeFiles(std::move(directory)));
   std::lock_guard lock(mutex_);
-  if (!directories_.emplace(id, std::move(files)).second) {
+  return AddFiles(id, std::move(files));
+}
+
+absl::Status BlobFsImpl::AddFiles(uint64_t id, Files files) {
+  if (directories_.contains(id)) {
     return absl::AlreadyExistsError(fmt::format("mount {}: its blobs are served already", id));
   }
+  for (const File& file : files.files) {
+    const Digest key = file.blob->descriptor().Key();
+    const auto other = shared_.find(SharedInode(key));
+    if (other != shared_.end() && other->second.key != key) {
+      return absl::AlreadyExistsError(
+          fmt::format("mount {}: blob {} has the inode number of blob {}", id,
+                      file.blob->descriptor().digest.ToString(),
+                      other->second.file.blob->descriptor().digest.ToString()));
+    }
+  }
+  for (const File& file : files.files) {
+    const Digest key = file.blob->descriptor().Key();
+    ++shared_.try_emplace(SharedInode(key), SharedFile{key, file}).first->second.directories;
+  }
+  directories_.emplace(id, std::move(files));
   return absl::OkStatus();
+}
+
+Files BlobFsImpl::TakeFiles(std::map<uint64_t, Files>::iterator directory) {
+  Files files = std::move(directory->second);
+  directories_.erase(directory);
+  for (const File& file : files.files) {
+    const auto shared = shared_.find(SharedInode(file.blob->descriptor().Key()));
+    if (--shared->second.directories == 0) shared_.erase(shared);
+  }
+  return files;
 }
 
 void BlobFsImpl::Remove(uint64_t id) {
@@ -169,20 +221,24 @@ void BlobFsImpl::Remove(uint64_t id) {
 
 bool BlobFsImpl::InUse(uint64_t id) {
   size_t slots = 0;
+  std::vector<Digest> last;  // shared files that no other directory has
   {
     std::shared_lock lock(mutex_);
     const auto directory = directories_.find(id);
     if (directory == directories_.end()) return false;
     if (!directory->second.removed) return true;
     slots = directory->second.files.size();
+    for (const File& file : directory->second.files) {
+      const Digest key = file.blob->descriptor().Key();
+      if (shared_.at(SharedInode(key)).directories == 1) last.push_back(key);
+    }
   }
-  if (KernelHas(id, slots)) return true;
+  if (KernelHas(id, slots) || KernelHasShared(last)) return true;
   Files unused;  // let go of outside the lock
   std::lock_guard lock(mutex_);
   const auto directory = directories_.find(id);
   if (directory == directories_.end()) return false;
-  unused = std::move(directory->second);
-  directories_.erase(directory);
+  unused = TakeFiles(directory);
   return false;
 }
 
@@ -196,12 +252,24 @@ bool BlobFsImpl::KernelHas(uint64_t id, size_t slots) {
   return session_->KernelHas(directory);
 }
 
+bool BlobFsImpl::KernelHasShared(const std::vector<Digest>& keys) {
+  for (const Digest& key : keys) {
+    session_->ForgetEntry(kSharedDirectory, key.Hex());
+    if (session_->KernelHas(SharedInode(key))) return true;
+  }
+  return false;
+}
+
 const Files* BlobFsImpl::FindDirectory(fuse_ino_t inode) const {
   const auto directory = directories_.find(inode >> kSlotBits);
   return directory == directories_.end() ? nullptr : &directory->second;
 }
 
 const File* BlobFsImpl::FindFile(fuse_ino_t inode) const {
+  if ((inode & kSharedBit) != 0) {
+    const auto shared = shared_.find(inode);
+    return shared == shared_.end() ? nullptr : &shared->second.file;
+  }
   const Files* directory = FindDirectory(inode);
   const uint64_t slot = inode & kMaxSlot;
   if (directory == nullptr || slot == 0 || slot > directory->files.size()) return nullptr;
@@ -209,6 +277,13 @@ const File* BlobFsImpl::FindFile(fuse_ino_t inode) const {
 }
 
 std::optional<fuse_ino_t> BlobFsImpl::FindName(fuse_ino_t parent, std::string_view name) const {
+  if (parent == FUSE_ROOT_ID && name == kSharedName) return kSharedDirectory;
+  if (parent == kSharedDirectory) {
+    for (const auto& [inode, shared] : shared_) {
+      if (shared.key.Hex() == name) return inode;
+    }
+    return std::nullopt;
+  }
   const auto number = ParseNumber(name);
   if (!number) return std::nullopt;
   if (parent == FUSE_ROOT_ID) {
@@ -231,8 +306,8 @@ std::optional<struct stat> BlobFsImpl::Attributes(fuse_ino_t inode) const {
     info.st_blocks = static_cast<blkcnt_t>(file->size / 512);
     return info;
   }
-  const bool is_directory =
-      inode == FUSE_ROOT_ID || ((inode & kMaxSlot) == 0 && FindDirectory(inode) != nullptr);
+  const bool is_directory = inode == FUSE_ROOT_ID || inode == kSharedDirectory ||
+                            ((inode & kMaxSlot) == 0 && FindDirectory(inode) != nullptr);
   if (!is_directory) return std::nullopt;
   info.st_mode = S_IFDIR | 0500;
   info.st_nlink = 2;
@@ -281,7 +356,11 @@ void BlobFsImpl::Open(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info
     ::fuse_reply_err(request, ENOENT);
     return;
   }
-  info->direct_io = 1;
+  if ((inode & kSharedBit) != 0) {
+    info->keep_cache = 1;  // content never changes: others' pages stay
+  } else {
+    info->direct_io = 1;
+  }
   info->noflush = 1;
   ::fuse_reply_open(request, info);
 }
@@ -306,9 +385,12 @@ void BlobFsImpl::Read(fuse_req_t request, fuse_ino_t inode, size_t size, off_t o
 std::vector<std::pair<std::string, fuse_ino_t>> BlobFsImpl::List(fuse_ino_t inode) const {
   std::vector<std::pair<std::string, fuse_ino_t>> names{{".", inode}, {"..", FUSE_ROOT_ID}};
   if (inode == FUSE_ROOT_ID) {
+    names.emplace_back(kSharedName, kSharedDirectory);
     for (const auto& [id, files] : directories_) {
       if (!files.removed) names.emplace_back(fmt::format("{}", id), id << kSlotBits);
     }
+  } else if (inode == kSharedDirectory) {
+    for (const auto& [number, shared] : shared_) names.emplace_back(shared.key.Hex(), number);
   } else if (const Files* directory = FindDirectory(inode)) {
     for (uint64_t slot = 1; slot <= directory->files.size(); ++slot) {
       names.emplace_back(fmt::format("{}", slot), inode + slot);
@@ -329,7 +411,8 @@ void BlobFsImpl::ReadDirectory(fuse_req_t request, fuse_ino_t inode, size_t size
     const auto& [name, number] = names[i];
     struct stat info {};
     info.st_ino = number;
-    info.st_mode = i < 2 || inode == FUSE_ROOT_ID ? S_IFDIR : S_IFREG;
+    const bool is_directory = i < 2 || inode == FUSE_ROOT_ID;
+    info.st_mode = is_directory ? S_IFDIR : S_IFREG;
     const size_t needed = ::fuse_add_direntry(request, buffer.data() + used, size - used,
                                               name.c_str(), &info, static_cast<off_t>(i + 1));
     if (needed > size - used) break;
@@ -362,6 +445,11 @@ fuse_lowlevel_ops BlobFsImpl::Operations() {
 
 absl::StatusOr<std::unique_ptr<BlobFs>> BlobFs::Start(const std::string& mountpoint) {
   return BlobFsImpl::Start(mountpoint);
+}
+
+std::string BlobFs::SharedPath(const std::string& mountpoint,
+                               const chunkstore::LayerDescriptor& layer) {
+  return fmt::format("{}/{}/{}", mountpoint, kSharedName, layer.Key().Hex());
 }
 
 absl::StatusOr<std::unique_ptr<BlobFs>> BlobFs::TakeOver(const std::string& mountpoint,

@@ -6,9 +6,14 @@
 // it.
 //
 //   <mountpoint>/<id>/1, 2, ...     device slots of the mount with that number
+//   <mountpoint>/blobs/<key>        a blob that any mount has, by LayerDescriptor::Key()
 //
-// Nothing of what the kernel holds is remembered here: node ids follow from id and slot, there are
-// no file handles, and whether a file is in use is asked of the kernel. So a process that takes the
+// Files in blobs/ are for machines that map them: they go through the page cache, and there is one for
+// all mounts, so that all machines on a layer share its pages. Their reads are counted for one of the
+// mounts.
+//
+// Nothing of what the kernel holds is remembered here: node ids follow from id and slot, or from the
+// key, there are no file handles, and whether a file is in use is asked of the kernel. So a process that takes the
 // file system over understands every request that was made of the one before it.
 #ifndef LAMINA_FS_MOUNT_BLOB_FS_H_
 #define LAMINA_FS_MOUNT_BLOB_FS_H_
@@ -26,7 +31,7 @@ namespace lamina::fs {
 class BlobFs : public FuseFs {
  public:
   struct Directory {
-    uint64_t id = 0;                                       // at least 1, less than 2^48
+    uint64_t id = 0;                                       // at least 1, less than 2^47
     std::vector<std::shared_ptr<chunkstore::Blob>> blobs;  // slots 1, 2, ...
     std::shared_ptr<chunkstore::ReadStats> stats;          // may be null
   };
@@ -44,16 +49,19 @@ class BlobFs : public FuseFs {
   // was called.
 
   // Adds a directory with one file for each blob. kAlreadyExists if the id is there, or was removed
-  // and is in use.
+  // and is in use, or if another blob's key begins with the same 63 bits.
   virtual absl::Status Add(Directory directory) = 0;
   // Removes it; files that the kernel still has open keep working until it closes them.
   virtual void Remove(uint64_t id) = 0;
-  // True if `id` is there, or was removed and the kernel still has files of it open: a mount that
-  // was detached has users then. Lets go of the blobs otherwise. Not to be called while a thread of
+  // True if `id` is there, or was removed and the kernel still has files of it open, or files in
+  // blobs/ that no other directory has: a mount that was detached has users then. Lets go of the blobs otherwise. Not to be called while a thread of
   // this process looks something up in the file system.
   virtual bool InUse(uint64_t id) = 0;
 
   virtual const std::string& mountpoint() const = 0;
+  // The path of a blob's file in blobs/, which is there as long as a directory has the blob.
+  static std::string SharedPath(const std::string& mountpoint,
+                                const chunkstore::LayerDescriptor& layer);
 };
 
 }  // namespace lamina::fs

@@ -16,10 +16,9 @@
 #include "fs/mount/mount.h"
 
 namespace lamina::fs {
-namespace {
 
 // The initial user namespace maps all of its 2^32 - 1 ids to themselves (user_namespaces(7)).
-absl::StatusOr<bool> InUserNamespace() {
+absl::StatusOr<bool> OverlayNeedsUserXattr() {
   constexpr const char* kMap = "/proc/self/uid_map";
   ASSIGN_OR_RETURN(const UniqueFd fd, OpenFile(kMap, O_RDONLY));
   char text[128];
@@ -34,14 +33,11 @@ absl::StatusOr<bool> InUserNamespace() {
   return fields[0] != 0 || fields[1] != 0 || fields[2] != UINT32_MAX;
 }
 
-}  // namespace
-
 absl::StatusOr<std::vector<std::string>> OverlayOptions() {
   std::vector<std::string> options = {"index=off", "metacopy=off", "nfs_export=off",
                                       "redirect_dir=nofollow"};
-  ASSIGN_OR_RETURN(const bool user_namespace, InUserNamespace());
-  // There overlayfs cannot keep its marks in trusted.overlay.*.
-  if (user_namespace) options.emplace_back("userxattr");
+  ASSIGN_OR_RETURN(const bool user_xattr, OverlayNeedsUserXattr());
+  if (user_xattr) options.emplace_back("userxattr");
   return options;
 }
 

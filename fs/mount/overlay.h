@@ -24,6 +24,10 @@ absl::Status MountOverlayByLayer(const OverlayDirectories& directories, const st
 // With mount(2), whose options must fit in a page.
 absl::Status MountOverlayByString(const OverlayDirectories& directories, const std::string& target);
 
+// Whether this process is in a user namespace of its own, where overlayfs keeps its marks in
+// user.overlay.* because it may not in trusted.overlay.*.
+absl::StatusOr<bool> OverlayNeedsUserXattr();
+
 // What every overlay mount of ours has besides directories, each as "key=value" or "key". Layers come
 // from images: nothing in them may lead elsewhere (redirects, metacopy), directories of several mounts
 // may be the same (index), and what is written stays a plain layer: whiteouts and opaque directories,

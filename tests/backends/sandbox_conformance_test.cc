@@ -35,6 +35,10 @@ class SandboxTest : public testing::TestWithParam<const Backend*> {
  protected:
   static void SetUpTestSuite() { machine_ = new TestMachine(); }
   static void TearDownTestSuite() {
+    if (shared_ != nullptr) {
+      EXPECT_EQ(shared_->Stop(), absl::OkStatus());
+    }
+    shared_.reset();
     delete machine_;
     machine_ = nullptr;
   }
@@ -43,7 +47,16 @@ class SandboxTest : public testing::TestWithParam<const Backend*> {
     for (std::unique_ptr<Sandbox>& sandbox : made_) {
       EXPECT_EQ(sandbox->Stop(), absl::OkStatus());
     }
-    EXPECT_THAT(machine_->Leftovers(), IsEmpty());
+    EXPECT_THAT(Leftovers(), IsEmpty());
+  }
+
+  // Without those of the one that tests share.
+  static std::vector<std::string> Leftovers() {
+    std::vector<std::string> found = machine_->Leftovers();
+    std::erase_if(found, [](const std::string& name) {
+      return shared_ != nullptr && name.find(shared_->id()) != std::string::npos;
+    });
+    return found;
   }
 
   Launcher& launcher() { return machine_->launcher(); }
@@ -56,7 +69,22 @@ class SandboxTest : public testing::TestWithParam<const Backend*> {
     made_.push_back(*std::move(made));
     return *made_.back();
   }
-  Sandbox& Make() { return Make(Options()); }
+  // One that is as it was made but for files, sessions and programs of other tests: machines boot for
+  // seconds.
+  Sandbox& Make() {
+    if (!can().own_kernel) return Make(Options());
+    if (shared_ != nullptr && shared_->State() == SandboxState::kDead) {
+      EXPECT_EQ(shared_->Stop(), absl::OkStatus());
+      shared_.reset();
+    }
+    if (shared_ == nullptr) {
+      Make(Options());
+      shared_ = std::move(made_.back());
+      made_.pop_back();
+    }
+    EXPECT_EQ(shared_->Resume(), absl::OkStatus());
+    return *shared_;
+  }
 
   static ExecResult Run(Sandbox& sandbox, ExecRequest request) {
     absl::StatusOr<ExecResult> result = sandbox.Exec(request);
@@ -74,9 +102,11 @@ class SandboxTest : public testing::TestWithParam<const Backend*> {
   }
 
   static TestMachine* machine_;
+  static std::unique_ptr<Sandbox> shared_;
   std::vector<std::unique_ptr<Sandbox>> made_;
 };
 TestMachine* SandboxTest::machine_ = nullptr;
+std::unique_ptr<Sandbox> SandboxTest::shared_;
 
 TEST_P(SandboxTest, RunsAProgramAndGivesItsOutputAndExitCode) {
   Sandbox& sandbox = Make();
@@ -463,22 +493,21 @@ TEST_P(SandboxTest, ThereIsNoNetworkButALoopbackDevice) {
 }
 
 TEST_P(SandboxTest, PauseStopsTheProcessor) {
-  Sandbox& sandbox = Make();
+  Sandbox& sandbox = Make(Options());
   if (!can().pause) {
     EXPECT_EQ(sandbox.Pause().code(), absl::StatusCode::kUnimplemented);
     return;
   }
-  ASSERT_EQ(Shell(sandbox, "(while :; do echo x >> /tmp/ticks; sleep 0.01; done) >/dev/null 2>&1 &")
-                .exit_code,
-            0);
+  ASSERT_EQ(Shell(sandbox, "(while :; do :; done) >/dev/null 2>&1 &").exit_code, 0);
   ASSERT_EQ(sandbox.Pause(), absl::OkStatus());
   EXPECT_EQ(sandbox.State(), SandboxState::kPaused);
   EXPECT_EQ(sandbox.Pause(), absl::OkStatus());
   EXPECT_EQ(sandbox.Exec({.script = "true"}).status().code(),
             absl::StatusCode::kFailedPrecondition);
   const auto used = sandbox.Stats().value().cpu_time;
-  std::this_thread::sleep_for(milliseconds(100));
-  EXPECT_EQ(sandbox.Stats().value().cpu_time, used);
+  std::this_thread::sleep_for(milliseconds(200));
+  // A machine's monitor goes on, and answers.
+  EXPECT_LT(sandbox.Stats().value().cpu_time, used + milliseconds(can().own_kernel ? 50 : 1));
   ASSERT_EQ(sandbox.Resume(), absl::OkStatus());
   EXPECT_EQ(sandbox.State(), SandboxState::kRunning);
   EXPECT_EQ(Output(sandbox, "echo on"), "on\n");
@@ -511,6 +540,40 @@ TEST_P(SandboxTest, SnapshotsStartOthers) {
             absl::StatusCode::kNotFound);
 }
 
+TEST_P(SandboxTest, SnapshotsOfMemoryGoOnWhereTheyWere) {
+  if (!can().memory_snapshot) {
+    EXPECT_FALSE(can().own_kernel);
+    return;
+  }
+  SandboxOptions options = Options();
+  options.limits.disk_bytes = 64 << 20;
+  Sandbox& sandbox = Make(options);
+  ASSERT_EQ(Shell(sandbox,
+                  "(n=0; while :; do n=$((n+1)); echo $n > /tmp/count; sleep 0.05; done) "
+                  ">/dev/null 2>&1 & echo disk > /written")
+                .Verdict(),
+            "accepted");
+  ASSERT_EQ(sandbox.Exec({.script = "cd /etc; export KEPT=1", .session = "s"}).status(),
+            absl::OkStatus());
+  ASSERT_EQ(sandbox.Snapshot("warm"), absl::OkStatus());
+  EXPECT_EQ(Output(sandbox, "echo original goes on; rm /written"), "original goes on\n");
+  Sandbox& copy = Make({.snapshot = "warm"});
+  EXPECT_EQ(copy.Exec({.script = "pwd; echo $KEPT", .session = "s"}).value().standard_output,
+            "/etc\n1\n");
+  EXPECT_EQ(
+      Output(copy, "cat /written; a=$(cat /tmp/count); sleep 1; test $(cat /tmp/count) -gt $a"),
+      "disk\n");
+  const int64_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+  EXPECT_NEAR(std::stod(Output(copy, "date +%s")), static_cast<double>(now), 60);
+  EXPECT_THAT(launcher().List().value(), testing::SizeIs(shared_ == nullptr ? 2 : 3));
+  EXPECT_EQ(launcher()
+                .Create(*GetParam(), {.snapshot = "warm", .limits = {.memory_bytes = 1 << 30}})
+                .status()
+                .code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(launcher().RemoveSnapshot("warm"), absl::OkStatus());
+}
+
 TEST_P(SandboxTest, SandboxesOutliveTheLauncherThatIsKilled) {
   std::array<int, 2> ends{};
   ASSERT_EQ(::pipe2(ends.data(), O_CLOEXEC), 0);
@@ -534,7 +597,7 @@ TEST_P(SandboxTest, SandboxesOutliveTheLauncherThatIsKilled) {
   made_.push_back(*std::move(found));
   EXPECT_EQ(made_.back()->State(), SandboxState::kRunning);
   EXPECT_EQ(Output(*made_.back(), "echo found"), "found\n");
-  EXPECT_EQ(launcher().List().value().size(), 1);
+  EXPECT_EQ(launcher().List().value().size(), shared_ == nullptr ? 1 : 2);
 }
 
 TEST_P(SandboxTest, AProgramWhoseCallerGoesIsKilled) {
@@ -554,7 +617,7 @@ TEST_P(SandboxTest, AProgramWhoseCallerGoesIsKilled) {
 }
 
 TEST_P(SandboxTest, TheEndOfTheSandboxIsToldFromTheEndOfTheProgram) {
-  Sandbox& sandbox = Make();
+  Sandbox& sandbox = Make(Options());
   ExecResult result;
   std::thread waiting([&] { result = Shell(sandbox, "echo here; sleep 1000"); });
   for (int turn = 0; turn < 500 && sandbox.Stats().value().running_execs == 0; ++turn)
@@ -585,17 +648,18 @@ TEST_P(SandboxTest, TimesToLiveEndSandboxes) {
   wait_for_end(limited);
   wait_for_end(idle);
   EXPECT_EQ(launcher().RemoveLeftovers(), absl::OkStatus());
-  EXPECT_THAT(machine_->Leftovers(), IsEmpty());
+  EXPECT_THAT(Leftovers(), IsEmpty());
 }
 
 TEST_P(SandboxTest, ASandboxWhoseRecordCannotBeReadIsLeftAlone) {
-  Sandbox& sandbox = Make();
+  Sandbox& sandbox = Make(Options());
   const std::string record =
       SandboxesDirectory(machine_->options()) + "/" + sandbox.id() + "/record.json";
   ASSERT_EQ(WriteFileAtomically(record, R"({"version": 2})"), absl::OkStatus());
   EXPECT_EQ(launcher().RemoveLeftovers(), absl::OkStatus());
   EXPECT_EQ(Output(sandbox, "echo still here"), "still here\n");
-  const std::vector<ListedSandbox> listed = launcher().List().value();
+  std::vector<ListedSandbox> listed = launcher().List().value();
+  std::erase_if(listed, [](const ListedSandbox& other) { return other.problem.ok(); });
   ASSERT_EQ(listed.size(), 1);
   EXPECT_EQ(listed[0].record.id, sandbox.id());
   EXPECT_FALSE(listed[0].problem.ok());
@@ -608,7 +672,7 @@ TEST_P(SandboxTest, WhoeverRemovesLeftoversIsNotInTheWayOfOthers) {
   std::thread sweeper([&] {
     while (!stop) EXPECT_EQ(launcher().RemoveLeftovers(), absl::OkStatus());
   });
-  const int count = Repetitions(3);
+  const int count = Repetitions(can().own_kernel ? 1 : 3);
   for (int turn = 0; turn < count; ++turn) {
     const auto made = launcher().Create(*GetParam(), Options());
     EXPECT_EQ(made.status(), absl::OkStatus());
@@ -621,7 +685,7 @@ TEST_P(SandboxTest, WhoeverRemovesLeftoversIsNotInTheWayOfOthers) {
 }
 
 TEST_P(SandboxTest, NothingIsLeftOfManySandboxes) {
-  const int count = Repetitions(5);
+  const int count = Repetitions(can().own_kernel ? 2 : 5);
   for (int turn = 0; turn < count; ++turn) {
     const auto made = launcher().Create(*GetParam(), Options());
     ASSERT_EQ(made.status(), absl::OkStatus());
@@ -629,7 +693,7 @@ TEST_P(SandboxTest, NothingIsLeftOfManySandboxes) {
     ASSERT_EQ((*made)->Stop(), absl::OkStatus());
     ASSERT_EQ((*made)->Stop(), absl::OkStatus());
   }
-  EXPECT_THAT(machine_->Leftovers(), IsEmpty());
+  EXPECT_THAT(Leftovers(), IsEmpty());
 }
 
 TEST_P(SandboxTest, NothingIsLeftOfASandboxThatCannotStart) {
@@ -637,13 +701,21 @@ TEST_P(SandboxTest, NothingIsLeftOfASandboxThatCannotStart) {
   options.user = can().root ? "ghost" : "";
   options.warm = can().root ? 2 : 0;
   EXPECT_FALSE(launcher().Create(*GetParam(), options).ok());
-  EXPECT_THAT(machine_->Leftovers(), IsEmpty());
+  EXPECT_THAT(Leftovers(), IsEmpty());
 }
 
 std::string BackendName(const testing::TestParamInfo<const Backend*>& info) {
   return std::string(info.param->name());
 }
-INSTANTIATE_TEST_SUITE_P(Backends, SandboxTest, testing::ValuesIn(Backends()), BackendName);
+// All but those that this kind of machine never has: without KVM there is nothing to test.
+std::vector<const Backend*> TestedBackends() {
+  std::vector<const Backend*> tested = Backends();
+  std::erase_if(tested, [](const Backend* backend) {
+    return backend->name() == "firecracker" && !backend->Available().ok();
+  });
+  return tested;
+}
+INSTANTIATE_TEST_SUITE_P(Backends, SandboxTest, testing::ValuesIn(TestedBackends()), BackendName);
 
 }  // namespace
 }  // namespace lamina::backends

@@ -15,6 +15,7 @@
 #include <condition_variable>
 #include <filesystem>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "fs/mount/mount.h"
@@ -32,7 +33,9 @@ constexpr uint64_t kFileSize = 4 << 20;
 // A blob in memory whose fetches wait for the test.
 class FakeBlob final : public chunkstore::Blob {
  public:
-  explicit FakeBlob(char fill) : fd_(::memfd_create("blob", MFD_CLOEXEC)) {
+  explicit FakeBlob(char fill)
+      : fd_(::memfd_create("blob", MFD_CLOEXEC)),
+        descriptor_{.digest = Digest::Of(AsBytes(std::string(1, fill)))} {
     const std::string content(kFileSize, fill);
     EXPECT_TRUE(WriteFull(fd_.get(), 0, AsBytes(content)).ok());
   }
@@ -131,10 +134,10 @@ class BlobFsTest : public MountTest {
 };
 
 TEST_F(BlobFsTest, ShowsADirectoryForEachMountWithAFileForEachSlot) {
-  EXPECT_THAT(Names(""), IsEmpty());
+  EXPECT_THAT(Names(""), ElementsAre("blobs"));
   ASSERT_TRUE(fs_->Add({1, {a_, b_}, stats_}).ok());
   ASSERT_TRUE(fs_->Add({2, {b_}, stats_}).ok());
-  EXPECT_THAT(Names(""), ElementsAre("1", "2"));
+  EXPECT_THAT(Names(""), ElementsAre("1", "2", "blobs"));
   EXPECT_THAT(Names("/1"), ElementsAre("1", "2"));
   EXPECT_EQ(ReadAt(path(1, 1), 100, 3).value(), "aaa");
   EXPECT_EQ(ReadAt(path(1, 2), 100, 3).value(), "bbb");
@@ -142,10 +145,43 @@ TEST_F(BlobFsTest, ShowsADirectoryForEachMountWithAFileForEachSlot) {
   EXPECT_EQ(std::filesystem::file_size(path(1, 1)), kFileSize);
 }
 
+TEST_F(BlobFsTest, MachinesOfAllMountsMapOneFileOfABlob) {
+  const std::string shared = BlobFs::SharedPath(fs_->mountpoint(), a_->descriptor());
+  EXPECT_EQ(::access(shared.c_str(), F_OK), -1);
+  ASSERT_TRUE(fs_->Add({1, {a_, b_}, stats_}).ok());
+  ASSERT_TRUE(fs_->Add({2, {a_}, std::make_shared<ReadStats>()}).ok());
+  EXPECT_EQ(Names("/blobs").size(), 2);
+  const auto map = [&] {
+    const UniqueFd fd(::open(shared.c_str(), O_RDONLY | O_CLOEXEC));
+    return Mapping::OfFile(fd.get(), kFileSize, /*writable=*/false).value();
+  };
+  std::optional<Mapping> first = map();
+  EXPECT_EQ(AsText(first->bytes()), std::string(kFileSize, 'a'));
+  const uint64_t read = stats_->read_bytes;
+  EXPECT_GE(read, kFileSize);
+  {
+    const Mapping second = map();
+    EXPECT_EQ(AsText(second.bytes()), std::string(kFileSize, 'a'));
+    EXPECT_EQ(stats_->read_bytes, read) << "its pages were there";
+  }
+  EXPECT_EQ(ReadAt(path(1, 1), 0, 4096).value(), std::string(4096, 'a'));
+  EXPECT_EQ(stats_->read_bytes, read + 4096) << "other files are not cached twice";
+
+  // A mapping is in use like an open file, and only of the last mount that has the blob.
+  fs_->Remove(1);
+  EXPECT_TRUE(UnusedSoon(1));
+  fs_->Remove(2);
+  EXPECT_TRUE(fs_->InUse(2));
+  EXPECT_EQ(AsText(first->bytes().first(1)), "a");
+  first.reset();
+  EXPECT_TRUE(UnusedSoon(2));
+  EXPECT_EQ(::access(shared.c_str(), F_OK), -1);
+}
+
 TEST_F(BlobFsTest, OtherNamesAreNotThere) {
   ASSERT_TRUE(fs_->Add({1, {a_}, stats_}).ok());
   for (const char* name : {"/2", "/01", "/x", "/0", "/1/0", "/1/2", "/1/01", "/1/1x", "/1/x",
-                           "/1/-1", "/1/65537", "/1/18446744073709551617"}) {
+                           "/1/-1", "/1/65537", "/1/18446744073709551617", "/blobs/1", "/blobs/"}) {
     EXPECT_EQ(::access((target() + name).c_str(), F_OK), -1) << name;
     EXPECT_EQ(errno, ENOENT) << name;
   }
@@ -155,7 +191,7 @@ TEST_F(BlobFsTest, IdsMustBeFreeAndInRange) {
   ASSERT_TRUE(fs_->Add({1, {a_}, stats_}).ok());
   EXPECT_TRUE(absl::IsAlreadyExists(fs_->Add({1, {b_}, stats_})));
   EXPECT_EQ(ReadAt(path(1, 1), 0, 1).value(), "a");
-  for (const uint64_t id : {uint64_t{0}, uint64_t{1} << 48, UINT64_MAX}) {
+  for (const uint64_t id : {uint64_t{0}, uint64_t{1} << 47, UINT64_MAX}) {
     EXPECT_TRUE(absl::IsInvalidArgument(fs_->Add({id, {a_}, stats_}))) << id;
   }
 }
@@ -240,7 +276,7 @@ TEST_F(BlobFsTest, OpenFilesOutliveTheRemovalOfTheirMount) {
   ASSERT_TRUE(fd.valid());
   EXPECT_TRUE(fs_->InUse(1));
   fs_->Remove(1);
-  EXPECT_THAT(Names(""), IsEmpty());
+  EXPECT_THAT(Names(""), ElementsAre("blobs"));
   EXPECT_EQ(::access(path(1, 1).c_str(), F_OK), -1);
   char byte = 0;
   EXPECT_EQ(::pread(fd.get(), &byte, 1, 0), 1);
@@ -415,7 +451,7 @@ TEST_F(TakeOverTest, RemovedMountsAreServedToTheirLastUser) {
   UniqueFd fd(::open(path(7, 1).c_str(), O_RDONLY | O_CLOEXEC));
   fs_->Remove(7);
   TakeOver(Leave(), {{8, {b_}, stats_}}, {{7, {a_}, stats_}});
-  EXPECT_THAT(Names(""), ElementsAre("8"));
+  EXPECT_THAT(Names(""), ElementsAre("8", "blobs"));
   char byte = 0;
   EXPECT_EQ(::pread(fd.get(), &byte, 1, 0), 1);
   EXPECT_EQ(byte, 'a');

@@ -195,9 +195,6 @@ def _(workspace):
     check("fncall keeps no state" in chosen.stderr, f"no reason is given: {chosen.stderr}")
     chosen = run("--backend=auto", "--needs=stateless")
     check(chosen.stdout != "0\n" and "fncall" in chosen.stderr, f"not a call: {chosen}")
-    result = workspace.lamina("run", "--backend=auto", "--needs=own-kernel", image,
-                              f"--state={workspace.state}", "true", status=1)
-    check("no kernel of its own" in result.stderr, result.stderr)
 
 
 @test("sandbox.one-that-cannot-be-removed-is-no-harm-to-others")

@@ -119,9 +119,10 @@ absl::StatusOr<milliseconds> ParseDuration(std::string_view text) {
 
 void AddSandboxFlags(CLI::App& command, SandboxFlags& flags) {
   command
-      .add_option("--backend", flags.backend,
-                  "fncall: stateless calls in warm jails. container: crun or runc. auto: the "
-                  "lightest that is enough, said on standard error")
+      .add_option(
+          "--backend", flags.backend,
+          "fncall: stateless calls in warm jails. container: crun or runc. firecracker and "
+          "qemu: virtual machines. auto: the lightest that is enough, said on standard error")
       ->capture_default_str();
   command
       .add_option("--needs", flags.needs,
@@ -147,8 +148,10 @@ void AddSandboxFlags(CLI::App& command, SandboxFlags& flags) {
   command.add_option("--warm", flags.warm, "fncall: calls at a time, each with a jail ready")
       ->capture_default_str()
       ->check(CLI::Range(1, 256));
-  command.add_option("--runtime", flags.runtime, "container: crun or runc")
-      ->check(CLI::IsMember({"crun", "runc"}));
+  command.add_option("--runtime", flags.runtime, "container: crun or runc. qemu: kvm or tcg")
+      ->check(CLI::IsMember({"crun", "runc", "kvm", "tcg"}));
+  command.add_flag("--keep-memory", flags.keep_memory,
+                   "Machines: what is not used stays theirs, and does not go back to the host");
 }
 
 absl::StatusOr<backends::SandboxOptions> ToSandboxOptions(const SandboxFlags& flags) {
@@ -165,6 +168,7 @@ absl::StatusOr<backends::SandboxOptions> ToSandboxOptions(const SandboxFlags& fl
   ASSIGN_OR_RETURN(options.idle_ttl, DurationOrNone(flags.idle_ttl, "--idle-ttl"));
   options.warm = flags.warm;
   options.runtime = flags.runtime;
+  options.reclaim = !flags.keep_memory;
   return options;
 }
 
@@ -172,7 +176,7 @@ absl::StatusOr<backends::Choice> ToBackend(const SandboxFlags& flags, bool state
   if (flags.backend != "auto") {
     const auto named = backends::FindBackend(flags.backend);
     if (!named.ok()) return UsageError(named.status());
-    return backends::Choice{*named, ""};
+    return backends::Choice{*named, (*named)->Note()};
   }
   backends::TaskNeeds needs{.stateless = stateless,
                             .root = !flags.user.empty() || flags.network == "host"};

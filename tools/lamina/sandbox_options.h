@@ -34,6 +34,7 @@ struct SandboxFlags {
   std::string idle_ttl;
   uint32_t warm = 2;
   std::string runtime;
+  bool keep_memory = false;
 };
 void AddSandboxFlags(CLI::App& command, SandboxFlags& flags);
 // All but image and snapshot.
