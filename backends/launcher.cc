@@ -223,16 +223,19 @@ absl::StatusOr<std::unique_ptr<Sandbox>> Launcher::Create(const Backend& backend
   }
 
   ASSIGN_OR_RETURN(UniqueFd listener, fs::ListenUnix(directory, kAgentSocket));
-  RETURN_IF_ERROR(backend.Start({.state = options_.state,
-                                 .directory = directory,
-                                 .rootfs = rootfs,
-                                 .devices = mount.devices,
-                                 .snapshot = snapshot,
-                                 .helpers = options_.helpers,
-                                 .listener = listener.get(),
-                                 .warm = options.warm},
-                                record),
-                  "start {}", backend.name());
+  RETURN_IF_ERROR(
+      backend.Start({.state = options_.state,
+                     .directory = directory,
+                     .rootfs = rootfs,
+                     .devices = mount.devices,
+                     .snapshot = options.snapshot.empty()
+                                     ? ""
+                                     : SnapshotsDirectory(options_) + "/" + options.snapshot,
+                     .helpers = options_.helpers,
+                     .listener = listener.get(),
+                     .warm = options.warm},
+                    record),
+      "start {}", backend.name());
   // If it has ended, nobody listens any more, and that is an error here instead of a wait.
   listener.Reset();
   RETURN_IF_ERROR(AgentInfo(directory).status(), "start {}", backend.name());

@@ -153,6 +153,4 @@ absl::Status RemoveSandbox(const LauncherOptions& options, const std::string& di
   return absl::OkStatus();
 }
 
-}
-
 }  // namespace lamina::backends
