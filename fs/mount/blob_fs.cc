@@ -129,9 +129,9 @@ class BlobFsImpl final : public BlobFs {
   std::vector<std::pair<std::string, fuse_ino_t>> List(fuse_ino_t inode) const;
 
   std::shared_mutex mutex_;
-  std::map<uint64_t, Files> directories_;  // by id; removed ones stay while in use
+  std::map<uint64_t, Files> directories_;    // by id; removed ones stay while in use
   std::map<fuse_ino_t, SharedFile> shared_;  // blobs of all directories
-  std::unique_ptr<FuseSession> session_;   // last: ends before what it serves
+  std::unique_ptr<FuseSession> session_;     // last: ends before what it serves
 };
 
 FuseSession::Options BlobFsImpl::SessionOptions(const std::string& mountpoint) {
