@@ -128,6 +128,10 @@ void Mux::TakeOrders() {
 absl::Status Mux::Run() {
   while (true) {
     TakeOrders();
+    {
+      const std::lock_guard lock(mutex_);
+      if (end_) return absl::OkStatus();
+    }
     std::vector<pollfd> waits{
         {stream_.get(), static_cast<short>(POLLIN | (out_.empty() ? 0 : POLLOUT))},
         {wake_.get(), POLLIN}};
@@ -144,10 +148,6 @@ absl::Status Mux::Run() {
     }
     if (::poll(waits.data(), waits.size(), -1) < 0 && errno != EINTR) {
       return ErrnoStatus(errno, "poll");
-    }
-    {
-      const std::lock_guard lock(mutex_);
-      if (end_) return absl::OkStatus();
     }
     absl::Status status;
     if ((waits[0].revents & POLLOUT) != 0) status = WriteStream();

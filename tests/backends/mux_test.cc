@@ -243,9 +243,13 @@ class HostileGuestTest : public testing::Test {
     std::array<char, 64> greeting;
     EXPECT_GT(::read(guest_end.get(), greeting.data(), greeting.size()), 0);
     ::usleep(20'000);
-    WriteAll(guest_end.get(), bytes);
-    ::shutdown(guest_end.get(), SHUT_WR);
+    std::thread writer([&, fd = guest_end.get()] {
+      WriteAll(fd, bytes);
+      ::shutdown(fd, SHUT_WR);
+    });
     const absl::Status ended = host.Await();
+    ::shutdown(guest_end.get(), SHUT_RDWR);  // the host may have read no more
+    writer.join();
     EXPECT_FALSE(ended.ok());
     return std::string(ended.message());
   }
