@@ -97,15 +97,20 @@ def measure(node: Node, inputs: Inputs, arguments: argparse.Namespace, here: dic
         bench = StartupBench(node, wire, more)
         for image, layout in zip(images, layouts):
             bench.publish(image, layout, conversions)
-        runs = []
-        for network in networks:
-            runs += bench.starts(images, arms, network, samples)
-        for network in networks[:2]:
-            runs += bench.full_reads(images, arms, network, 1 if arguments.quick else 3)
-        runs += bench.bursts(images, arms, 1 if arguments.quick else 3)
-    order = {"network": [network.name for network in networks], "arm": [arm.name for arm in arms],
-             "image": ["all", *(image.name for image in images)]}
-    startup_report.publish(runs, order, here, arguments.out or arguments.build / "bench/startup")
+        runs: list[dict] = []
+        try:
+            for network in networks:
+                runs += bench.starts(images, arms, network, samples)
+            for network in networks[:2]:
+                runs += bench.full_reads(images, arms, network, 1 if arguments.quick else 3)
+            runs += bench.bursts(images, arms, 1 if arguments.quick else 3)
+        finally:  # also of what was measured before it was stopped
+            order = {"network": [network.name for network in networks],
+                     "arm": [arm.name for arm in arms],
+                     "image": ["all", *(image.name for image in images)]}
+            if runs:
+                startup_report.publish(runs, order, here,
+                                       arguments.out or arguments.build / "bench/startup")
 
 
 class StartupBench:
