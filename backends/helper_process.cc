@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "chunkstore/base/file.h"
+#include "chunkstore/base/program.h"
 
 namespace lamina::backends {
 namespace {
@@ -61,14 +62,7 @@ absl::Status StartHelper(const std::vector<std::string>& arguments,
   ready_there.Reset();
   while (::waitpid(child, nullptr, 0) < 0 && errno == EINTR) {
   }
-  std::string reason;
-  std::array<char, 4096> text;
-  while (reason.size() < kMaxReason) {
-    const ssize_t got = ::read(ready.get(), text.data(), text.size());
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) break;
-    reason.append(text.data(), static_cast<size_t>(got));
-  }
+  ASSIGN_OR_RETURN(const std::string reason, ReadToEnd(ready.get(), kMaxReason));
   if (reason.empty()) return absl::OkStatus();
   const std::string& path = arguments[0];
   return absl::InternalError(fmt::format("{}: {}", path.substr(path.rfind('/') + 1), reason));

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 
@@ -15,6 +16,24 @@
 extern char** environ;
 
 namespace lamina {
+
+namespace {
+
+constexpr size_t kMaxSaid = 8 << 10;  // of what a program says, in an error
+
+}  // namespace
+
+absl::StatusOr<std::string> ReadToEnd(int fd, size_t most) {
+  std::string text;
+  std::array<char, 4096> piece;
+  while (true) {
+    const ssize_t got = ::read(fd, piece.data(), piece.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ErrnoStatus(errno, "read from a pipe");
+    if (got == 0) return text;
+    text.append(piece.data(), std::min(static_cast<size_t>(got), most - text.size()));
+  }
+}
 
 absl::Status RunProgram(const std::vector<std::string>& words) {
   std::array<int, 2> ends{};
@@ -48,14 +67,7 @@ absl::Status RunProgram(const std::vector<std::string>& words) {
   if (error != 0) return ErrnoStatus(error, "run " + words[0]);
 
   input.Reset();
-  std::string said;
-  std::array<char, 4096> piece;
-  while (true) {
-    const ssize_t got = ::read(output.get(), piece.data(), piece.size());
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) break;
-    if (said.size() < piece.size()) said.append(piece.data(), static_cast<size_t>(got));
-  }
+  std::string said = ReadToEnd(output.get(), kMaxSaid).value_or("");
   int status = 0;
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }

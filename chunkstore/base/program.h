@@ -4,6 +4,7 @@
 #ifndef LAMINA_CHUNKSTORE_BASE_PROGRAM_H_
 #define LAMINA_CHUNKSTORE_BASE_PROGRAM_H_
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,10 @@ namespace lamina {
 // Runs a program that is found on PATH to its end; what it says goes into the error.
 // kFailedPrecondition if it is not there.
 absl::Status RunProgram(const std::vector<std::string>& words);
+
+// What comes from a pipe until its other end is closed. What is behind the first `most` bytes is read and
+// forgotten, so that whoever writes is not held up.
+absl::StatusOr<std::string> ReadToEnd(int fd, size_t most);
 
 // Copies a tree as it is: every attribute, hard links, device nodes and holes; by reference where the
 // file system can. `to` must not be there.

@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "chunkstore/base/program.h"
 #include "fs/engine/messages.h"
 #include "fs/engine/socket.h"
 #include "fs/mount/mount.h"
@@ -34,18 +35,6 @@ constexpr int kEndMilliseconds = 5'000;
 void WaitForClose(int socket) {
   pollfd event = {.fd = socket, .events = POLLRDHUP};
   ::poll(&event, 1, kEndMilliseconds);
-}
-
-absl::StatusOr<std::string> ReadToEnd(int fd) {
-  std::string text;
-  char buffer[1024];
-  while (true) {
-    const ssize_t got = ::read(fd, buffer, sizeof(buffer));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return ErrnoStatus(errno, "read from the engine's ready pipe");
-    if (got == 0) return text;
-    text.append(buffer, static_cast<size_t>(got));
-  }
 }
 
 absl::StatusOr<std::string> NewToken() {
@@ -192,7 +181,8 @@ absl::Status Client::StartEngine() {
   while (::waitpid(child, &ignored, 0) < 0 && errno == EINTR) {
   }
   // "ok", or {"error": ..., "code": ...}; nothing if it died.
-  ASSIGN_OR_RETURN(const std::string answer, ReadToEnd(read_end.get()));
+  ASSIGN_OR_RETURN(const std::string answer, ReadToEnd(read_end.get(), kMaxLine),
+                   "the engine's ready pipe");
   if (answer == "ok") return absl::OkStatus();
   if (answer.empty()) {
     return absl::InternalError(
