@@ -290,7 +290,7 @@ absl::StatusOr<MountDescription> ParseMountDescription(const json& object) {
   ASSIGN_OR_RETURN(mount.loop, BoolField(object, "loop"));
   ASSIGN_OR_RETURN(mount.writable, BoolField(object, "writable"));
   ASSIGN_OR_RETURN(mount.reason, StringField(object, "reason"));
-  ASSIGN_OR_RETURN(mount.devices, oci::Field(object, "mount").OptionalStrings("devices"));
+  ASSIGN_OR_RETURN(mount.devices, fields.OptionalStrings("devices"));
   return mount;
 }
 
