@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import time
 
+import variants
 from inputs import Inputs
 from node import Node, drop_caches, output, run
 from report import Row, compared, limited
@@ -22,41 +23,20 @@ MIB = 1 << 20
 
 def measure(node: Node, inputs: Inputs, samples: int) -> list[Row]:
     with Wire(node.directory("wire")) as wire:
-        bench = NetworkBench(node, wire)
-        bench.publish(inputs.service_image())
+        touched = variants.publish(node, wire, inputs.service_image(), IMAGE, PROGRAM)
+        bench = NetworkBench(node, wire, touched)
         return [*bench.starts(samples), *bench.warm_start(samples), *bench.full_reads(samples),
                 *bench.prefetches(samples)]
 
 
 class NetworkBench:
-    def __init__(self, node: Node, wire: Wire):
+    def __init__(self, node: Node, wire: Wire, touched: int):
         self._node = node
         self._wire = wire
-        self._touched = 0
+        self._touched = touched
 
-    def _metered(self, name: str) -> str:
-        return f"docker://{self._wire.metered}/{IMAGE}-{name}:latest"
-
-    def publish(self, image: pathlib.Path) -> None:
-        """The image as it is, converted, and converted with the profile of the program."""
-        def at_registry(name: str) -> str:
-            return f"docker://{self._wire.registry}/{IMAGE}-{name}:latest"
-
-        run("skopeo", "copy", "--quiet", "--dest-tls-verify=false", f"oci:{image}:latest",
-            at_registry("original"))
-        run(self._node.lamina, "convert", "--plain-http", at_registry("original"),
-            at_registry("lazy"))
-        # Each in a repository of its own, as a profile belongs to a digest in a repository.
-        for name in ("profiled", "packed"):
-            run("skopeo", "copy", "--quiet", "--src-tls-verify=false", "--dest-tls-verify=false",
-                at_registry("lazy"), at_registry(name))
-        profile = self._node.work / "profile.json"
-        run(self._node.lamina, "profile", "record", "--plain-http", f"--output={profile}",
-            f"--state={self._node.directory('record')}", at_registry("lazy"), "--", *PROGRAM)
-        run(self._node.lamina, "profile", "attach", "--plain-http", at_registry("profiled"), profile)
-        packed = output(self._node.lamina, "profile", "attach", "--plain-http", "--pack", "--json",
-                        at_registry("packed"), profile)
-        self._touched = json.loads(packed)["pack_bytes"]  # of frames as they are in the blob
+    def _metered(self, suffix: str) -> str:
+        return f"docker://{self._wire.metered}/{IMAGE}{suffix}:latest"
 
     def starts(self, samples: int) -> list[Row]:
         rows = []
@@ -100,8 +80,8 @@ class NetworkBench:
     def _start_lazily(self, name: str) -> tuple[float, int]:
         state = self._node.work / "lazy-state"
         start = time.monotonic()
-        run(self._node.lamina, "run", "--plain-http", f"--state={state}", self._metered(name), "--",
-            *PROGRAM)
+        run(self._node.lamina, "run", "--plain-http", f"--state={state}", self._metered(f"-{name}"),
+            "--", *PROGRAM)
         seconds = time.monotonic() - start
         written = bytes_on_disk(state)
         shutil.rmtree(state)
@@ -118,14 +98,14 @@ class NetworkBench:
         return seconds, written
 
     def _pull(self, work: pathlib.Path) -> None:
-        run("skopeo", "copy", "--quiet", "--src-tls-verify=false", self._metered("original"),
+        run("skopeo", "copy", "--quiet", "--src-tls-verify=false", self._metered(variants.ORIGINAL),
             f"oci:{work}/image:latest")
         run("umoci", "--log=error", "unpack", "--image", f"{work}/image:latest", work / "bundle")
 
     def warm_start(self, samples: int) -> list[Row]:
         state = self._node.directory("warm-state")
         lazy, local = [], []
-        with self._node.mount(self._metered("lazy"), state, "warm", "--plain-http") as target:
+        with self._node.mount(self._metered(variants.LAZY), state, "warm", "--plain-http") as target:
             tree = self._node.directory("warm-tree")
             run("cp", "-a", f"{target}/.", tree)
             with self._node.mount_local_erofs(tree, "local") as local_target:
@@ -147,7 +127,7 @@ class NetworkBench:
                     drop_caches()
                     state = self._node.directory("full-state")
                     start = time.monotonic()
-                    with self._node.mount(self._metered("lazy"), state, "full",
+                    with self._node.mount(self._metered(variants.LAZY), state, "full",
                                           "--plain-http") as target:
                         read_all(target)
                         lazy.append(time.monotonic() - start)

@@ -11,8 +11,10 @@ import pathlib
 import random
 import subprocess
 import time
+from collections.abc import Iterator
 
 import startup_report
+import variants
 from containers import ContainerNode, WrittenBytes, wait_for_end, wait_for_ready
 from images import IMAGES, BenchImage
 from inputs import Inputs
@@ -36,8 +38,9 @@ class Arm:
 
 PULL = Arm("overlayfs pull", OVERLAYFS)
 LOCAL = Arm("overlayfs local", OVERLAYFS, is_local=True)
-ARMS = [PULL, LOCAL, Arm("lamina cold", LAMINA, "-lazy"), Arm("lamina profile", LAMINA, "-profiled"),
-        Arm("lamina pack", LAMINA, "-packed"), Arm("lamina local", LAMINA, "-lazy", is_local=True)]
+ARMS = [PULL, LOCAL, Arm("lamina cold", LAMINA, variants.LAZY),
+        Arm("lamina profile", LAMINA, variants.PROFILED), Arm("lamina pack", LAMINA, variants.PACKED),
+        Arm("lamina local", LAMINA, variants.LAZY, is_local=True)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,10 +103,10 @@ def measure(node: Node, inputs: Inputs, arguments: argparse.Namespace, here: dic
         runs: list[dict] = []
         try:
             for network in networks:
-                runs += bench.starts(images, arms, network, samples)
+                runs.extend(bench.starts(images, arms, network, samples))
             for network in networks[:2]:
-                runs += bench.full_reads(images, arms, network, 1 if arguments.quick else 3)
-            runs += bench.bursts(images, arms, 1 if arguments.quick else 3)
+                runs.extend(bench.full_reads(images, arms, network, 1 if arguments.quick else 3))
+            runs.extend(bench.bursts(images, arms, 1 if arguments.quick else 3))
         finally:  # also of what was measured before it was stopped
             order = {"network": [network.name for network in networks],
                      "arm": [arm.name for arm in arms],
@@ -121,33 +124,17 @@ class StartupBench:
 
     def publish(self, image: BenchImage, layout: pathlib.Path,
                 conversions: list[list[str]]) -> None:
-        """The image as it is, converted, converted with a profile of its program, and so on."""
+        """The image as Lamina has it, and as other tools do."""
         print(f"publishing {image.name}", flush=True)
-
-        def at_registry(suffix: str = "") -> str:
-            return f"docker://{self._wire.registry}/{image.name}{suffix}:latest"
-
-        run("skopeo", "copy", "--quiet", "--dest-tls-verify=false", f"oci:{layout}:latest",
-            at_registry())
-        run(self._node.lamina, "convert", "--plain-http", at_registry(), at_registry("-lazy"))
-        for suffix in ("-profiled", "-packed"):
-            run("skopeo", "copy", "--quiet", "--src-tls-verify=false", "--dest-tls-verify=false",
-                at_registry("-lazy"), at_registry(suffix))
-        profile = self._node.work / "profile.json"
-        profile.unlink(missing_ok=True)
-        run(self._node.lamina, "profile", "record", "--plain-http", f"--output={profile}",
-            f"--state={self._node.directory('record')}", at_registry("-lazy"), "--", *image.command)
-        attach = [self._node.lamina, "profile", "attach", "--plain-http"]
-        run(*attach, at_registry("-profiled"), profile)
-        run(*attach, "--pack", at_registry("-packed"), profile)
+        variants.publish(self._node, self._wire, layout, image.name, image.command)
+        source = f"{self._wire.registry}/{image.name}"
         for suffix, command in conversions:
             subprocess.run(command, shell=True, check=True, stdout=subprocess.DEVNULL,
-                           env={**os.environ, "SOURCE": f"{self._wire.registry}/{image.name}:latest",
-                                "TARGET": f"{self._wire.registry}/{image.name}{suffix}:latest"})
+                           env={**os.environ, "SOURCE": f"{source}:latest",
+                                "TARGET": f"{source}{suffix}:latest"})
 
     def starts(self, images: list[BenchImage], arms: list[Arm], network: Network,
-               samples: int) -> list[dict]:
-        runs = []
+               samples: int) -> Iterator[dict]:
         for image, arm in shuffled(images, arms, samples):
             # Where nothing is fetched the network makes no difference.
             if arm.is_local and network.name != NETWORKS[0].name:
@@ -159,9 +146,8 @@ class StartupBench:
                     containers.pull(name, arm.snapshotter, arm.pull_command)
                     containers.create(name, arm.snapshotter, "before")
                     wait_for_end(containers.start("before"))
-                runs.append({"kind": "start", **labels(network, arm, image),
-                             **self._start(containers, relay, name, arm)})
-        return runs
+                yield {"kind": "start", **labels(network, arm, image),
+                       **self._start(containers, relay, name, arm)}
 
     @staticmethod
     def _start(containers: ContainerNode, relay: Relay, image: str, arm: Arm) -> dict:
@@ -189,8 +175,7 @@ class StartupBench:
                 "laminad_peak_bytes": daemon.peak_bytes}
 
     def full_reads(self, images: list[BenchImage], arms: list[Arm], network: Network,
-                   samples: int) -> list[dict]:
-        runs = []
+                   samples: int) -> Iterator[dict]:
         for image, arm in shuffled(images, arms, samples):
             if arm.is_local:
                 continue
@@ -204,13 +189,11 @@ class StartupBench:
                 task = containers.start("read")
                 ready = wait_for_ready([task])[0]
                 wait_for_end(task)
-                runs.append({"kind": "full read", **labels(network, arm, image),
-                             "done_seconds": ready - start})
-        return runs
+                yield {"kind": "full read", **labels(network, arm, image),
+                       "done_seconds": ready - start}
 
-    def bursts(self, images: list[BenchImage], arms: list[Arm], samples: int) -> list[dict]:
+    def bursts(self, images: list[BenchImage], arms: list[Arm], samples: int) -> Iterator[dict]:
         """Many containers of all images at once, on a node that has none of them."""
-        runs = []
         network = NETWORKS[0]
         for arm in [arm for _ in range(samples) for arm in random.sample(arms, len(arms))]:
             if arm.is_local:
@@ -232,9 +215,8 @@ class StartupBench:
                 ready = max(wait_for_ready(tasks))
                 for task in tasks:
                     wait_for_end(task)
-                runs.append({"kind": "burst", "network": network.name, "arm": arm.name,
-                             "image": "all", "ready_seconds": ready - start})
-        return runs
+                yield {"kind": "burst", "network": network.name, "arm": arm.name, "image": "all",
+                       "ready_seconds": ready - start}
 
     @contextlib.contextmanager
     def _fresh(self, network: Network):
