@@ -9,6 +9,8 @@
   service.oci/    1 GB: Debian with what a data service needs, one gzip layer
   many.oci/       100,000 files in 20 layers, each of which changes some of the layer below
   startup-*.oci/  the images of the startup benchmark (images.py); startup-base/ is their lower layer
+  density-*/      images of the density benchmark (image-N.oci/): busybox and random files, two thirds of
+                  them in a layer that all share (base/), the others in one of their own (top-N/)
 """
 
 import hashlib
@@ -36,6 +38,9 @@ SERVICE_PACKAGES = ["ca-certificates", "g++", "git", "openjdk-17-jre-headless", 
 MANY_LAYERS = 20
 MANY_LAYER_FILES = 5_000
 MANY_DIRECTORY_FILES = 50
+MIB = 1 << 20
+DENSITY_FILE_BYTES = 10 * MIB
+BUSYBOX = pathlib.Path("/bin/busybox")  # static
 DEFAULT_LEVEL = 3
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -77,6 +82,10 @@ class Inputs:
         base = self._made("startup-base", lambda path: make_debian(path, images.BASE_PACKAGES))
         return self._made(f"startup-{image.name}.oci",
                           lambda path: make_startup_image(image, base, path))
+
+    def density_images(self, count: int, mebibytes: int) -> pathlib.Path:
+        return self._made(f"density-{count}x{mebibytes}",
+                          lambda path: make_density_images(path, count, mebibytes))
 
 
 def remove_tree(path: pathlib.Path) -> None:
@@ -187,14 +196,18 @@ def write_model(path: pathlib.Path, size: int) -> None:
             file.write(chance.randbytes(1 << 20))
 
 
-def write_layer(layout: "LayoutWriter", layer: pathlib.Path, tree: pathlib.Path,
-                names: list[str]) -> None:
+def write_tar(layer: pathlib.Path, tree: pathlib.Path, names: list[str]) -> None:
     deterministic = ["--sort=name", "--mtime=@1700000000", "--clamp-mtime"]
     subprocess.run(["tar", "-C", tree, "--format=pax", "--numeric-owner", *deterministic,
                     *(["--no-recursion"] if names != ["."] else []),
                     "--pax-option=exthdr.name=%d/PaxHeaders/%f,delete=atime,delete=ctime",
                     "--null", "--files-from=-", "-cf", layer],
                    input=b"\0".join(map(os.fsencode, names)), check=True)
+
+
+def write_layer(layout: "LayoutWriter", layer: pathlib.Path, tree: pathlib.Path,
+                names: list[str]) -> None:
+    write_tar(layer, tree, names)
     diff_id = sha256(layer)
     subprocess.run(["gzip", "--no-name", "-6", layer], check=True)
     layout.add_layer(pathlib.Path(f"{layer}.gz"), "tar+gzip", diff_id)
@@ -225,6 +238,39 @@ def is_same(base: pathlib.Path, path: pathlib.Path) -> bool:
     if stat.S_ISLNK(new.st_mode):
         return os.readlink(base) == os.readlink(path)
     return old.st_size == new.st_size and base.read_bytes() == path.read_bytes()
+
+
+def make_density_images(path: pathlib.Path, count: int, mebibytes: int) -> None:
+    chance = random.Random(4)
+    files = mebibytes * MIB // DENSITY_FILE_BYTES
+    base = path / "base"
+    make_busybox_tree(base)
+    write_random_files(base / "data", "shared", files * 2 // 3, chance)
+    for number in range(count):
+        top = path / f"top-{number}"
+        write_random_files(top / "data", "own", files - files * 2 // 3, chance)
+        layout = LayoutWriter(path / f"image-{number}.oci")
+        for tree in (base, top):
+            layer = path / "layer.tar"
+            write_tar(layer, tree, ["."])
+            layout.add_layer(layer, "tar", sha256(layer))
+        layout.finish()
+
+
+def make_busybox_tree(path: pathlib.Path) -> None:
+    """The least that every backend can start."""
+    for name in ("bin", "data", "dev", "etc", "proc", "sys", "tmp"):
+        (path / name).mkdir(parents=True)
+    shutil.copy(BUSYBOX, path / "bin/busybox")
+    for name in ("cat", "dd", "sh", "sleep", "true"):
+        (path / "bin" / name).symlink_to("busybox")
+
+
+def write_random_files(directory: pathlib.Path, name: str, count: int,
+                       chance: random.Random) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        (directory / f"{name}-{number}").write_bytes(chance.randbytes(DENSITY_FILE_BYTES))
 
 
 def make_many_image(path: pathlib.Path) -> None:

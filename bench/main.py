@@ -6,7 +6,9 @@ import os
 import pathlib
 import sys
 
+import backends
 import convert
+import density
 import mount
 import network
 import read
@@ -16,7 +18,9 @@ from node import Node
 from report import machine, publish
 
 BENCHES = {"read": read.measure, "convert": convert.measure, "mount": mount.measure,
-           "network": network.measure}
+           "network": network.measure, "backends": backends.measure}
+# With options of their own, and more than a table.
+OWN_REPORT = {"startup": startup, "density": density}
 
 
 def main() -> int:
@@ -28,7 +32,8 @@ def main() -> int:
     benches = parser.add_subparsers(dest="bench", required=True)
     for name, measure in BENCHES.items():
         benches.add_parser(name, parents=[common], help=sys.modules[measure.__module__].__doc__)
-    startup.add_options(benches.add_parser("startup", parents=[common], help=startup.__doc__))
+    for name, module in OWN_REPORT.items():
+        module.add_options(benches.add_parser(name, parents=[common], help=module.__doc__))
     arguments = parser.parse_args()
     if os.geteuid() != 0:
         print("tools/bench: needs root, to mount and to drop caches", file=sys.stderr)
@@ -38,8 +43,8 @@ def main() -> int:
     inputs = Inputs(cache)
     here = machine()
     with Node(cache, arguments.build.resolve()) as node:
-        if arguments.bench == "startup":
-            startup.measure(node, inputs, arguments, here)
+        if arguments.bench in OWN_REPORT:
+            OWN_REPORT[arguments.bench].measure(node, inputs, arguments, here)
             return 0
         rows = BENCHES[arguments.bench](node, inputs, 3 if arguments.quick else 7)
     publish(arguments.bench, rows, here, arguments.out or arguments.build / "bench")

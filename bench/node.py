@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The machine that is measured: programs, mounts, caches; all of it put back at the end."""
 
+import concurrent.futures
 import contextlib
 import ctypes
 import dataclasses
@@ -42,6 +43,11 @@ def run(*command, quiet: bool = True) -> Run:
 def output(*command) -> str:
     return subprocess.run([str(word) for word in command], check=True, capture_output=True,
                           text=True).stdout
+
+
+def in_parallel(calls: list) -> list:
+    with concurrent.futures.ThreadPoolExecutor(len(calls)) as threads:
+        return [future.result() for future in [threads.submit(call) for call in calls]]
 
 
 def drop_caches() -> None:

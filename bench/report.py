@@ -69,16 +69,24 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
-def table(rows: list[Row]) -> str:
-    lines = [["what", "lamina", "unit", "against", "", "ratio", "goal", "reached"]]
-    for row in rows:
-        lines.append([
-            row.what, row.lamina.text(), row.unit, row.against_name,
+HEAD = ["what", "lamina", "unit", "against", "", "ratio", "goal", "reached"]
+
+
+def cells(row: Row) -> list[str]:
+    return [row.what, row.lamina.text(), row.unit, row.against_name,
             row.against.text() if row.against else "", row.ratio.text() if row.ratio else "",
-            row.goal, {None: "", True: "yes", False: "NO"}[row.reached]])
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+            row.goal, {None: "", True: "yes", False: "NO"}[row.reached]]
+
+
+def table(rows: list[Row]) -> str:
+    lines = [HEAD, *map(cells, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip()
                      for line in lines)
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> list[str]:
+    return ["| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *rows]]
 
 
 def machine() -> dict:
@@ -94,17 +102,21 @@ def machine() -> dict:
             "load": os.getloadavg()[0]}
 
 
-def publish(bench: str, rows: list[Row], here: dict, directory: pathlib.Path) -> None:
-    """Prints the table and writes <directory>/<bench>.json."""
-    print(f"\n{here['date']}, {here['cpus']} x {here['cpu']}, {here['memory']} of memory, "
-          f"Linux {here['kernel']}, load {here['load']:.1f} at the start")
-    print("median (least-greatest); ratio: more is better for lamina\n")
-    print(table(rows))
+def publish(bench: str, rows: list[Row], here: dict, directory: pathlib.Path,
+            more: dict | None = None, page: list[str] | None = None) -> None:
+    """Prints the table and writes <directory>/<bench>.json and .md, with what else belongs to them."""
+    where = (f"{here['date']}, {here['cpus']} x {here['cpu']}, {here['memory']} of memory, "
+             f"Linux {here['kernel']}, load {here['load']:.1f} at the start")
+    legend = "median (least-greatest); ratio: more is better for lamina"
+    print(f"\n{where}\n{legend}\n\n{table(rows)}")
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{bench}.json"
-    report = {"bench": bench, "machine": here, "rows": [row_json(row) for row in rows]}
+    report = {"bench": bench, "machine": here, "rows": [row_json(row) for row in rows], **(more or {})}
     path.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"\nwritten to {path}")
+    lines = [f"# {bench}", "", f"{where}; {legend}.", "", *markdown(HEAD, list(map(cells, rows))),
+             *(page or [])]
+    path.with_suffix(".md").write_text("\n".join(lines) + "\n")
+    print(f"\nwritten to {path} and .md")
 
 
 def row_json(row: Row) -> dict:

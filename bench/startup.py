@@ -3,7 +3,6 @@
 without Lamina. All ways (arms) use the same containerd, registry, network and disk."""
 
 import argparse
-import concurrent.futures
 import contextlib
 import dataclasses
 import os
@@ -18,7 +17,7 @@ import variants
 from containers import ContainerNode, WrittenBytes, wait_for_end, wait_for_ready
 from images import IMAGES, BenchImage
 from inputs import Inputs
-from node import Node, drop_caches, run
+from node import Node, drop_caches, in_parallel, run
 from wire import Relay, Wire
 
 OVERLAYFS = "overlayfs"
@@ -245,8 +244,3 @@ def shuffled(images: list[BenchImage], arms: list[Arm],
     """All of them once before any of them twice."""
     pairs = [(image, arm) for image in images for arm in arms]
     return [pair for _ in range(samples) for pair in random.sample(pairs, len(pairs))]
-
-
-def in_parallel(calls: list) -> list:
-    with concurrent.futures.ThreadPoolExecutor(len(calls)) as threads:
-        return [future.result() for future in [threads.submit(call) for call in calls]]

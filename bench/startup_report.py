@@ -5,10 +5,8 @@ import json
 import pathlib
 import statistics
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402 (after the choice of a back end)
+from plots import pyplot, save
+from report import markdown
 
 MIB = 1 << 20
 PULL = "overlayfs pull"
@@ -56,7 +54,7 @@ def publish(runs: list[dict], order: dict[str, list[str]], here: dict,
             "Every container starts on a node that has nothing of the image (\"local\": has all of it, "
             "on the disk). Times are from the beginning of the pull to what the container prints when "
             "it is ready: medians, in brackets the 95th percentile.", "", "## Goals", "",
-            *table(["what", "reached", "goal", ""], reached), ""]
+            *markdown(["what", "reached", "goal", ""], reached), ""]
     for network in starts.names("network"):
         picture = f"ready-{starts.names('network').index(network)}"
         draw(starts, network, directory / picture)
@@ -70,12 +68,12 @@ def publish(runs: list[dict], order: dict[str, list[str]], here: dict,
                  *by_image(reads, network, "done_seconds", 1), ""]
     bursts = Runs(runs, "burst", order)
     if bursts.names("arm"):
-        page += ["## 32 containers of all images at once, not shaped", "", *table(
+        page += ["## 32 containers of all images at once, not shaped", "", *markdown(
             ["arm", "seconds until the last is ready"],
             [[arm, cell(bursts, "ready_seconds", 1, arm=arm)] for arm in bursts.names("arm")]), ""]
     path = directory / "startup.md"
     path.write_text("\n".join(page))
-    print("\n" + "\n".join(table(["what", "reached", "goal", ""], reached)))
+    print("\n" + "\n".join(markdown(["what", "reached", "goal", ""], reached)))
     print(f"\nwritten to {path}")
 
 
@@ -118,7 +116,7 @@ def goals(starts: Runs, reads: Runs) -> list[list[str]]:
 
 def by_image(runs: Runs, network: str, figure: str, scale: float) -> list[str]:
     arms = [arm for arm in runs.names("arm") if runs.values(figure, network=network, arm=arm)]
-    return table(["image", *arms],
+    return markdown(["image", *arms],
                  [[image, *(cell(runs, figure, scale, network=network, arm=arm, image=image)
                             for arm in arms)] for image in runs.names("image")])
 
@@ -133,7 +131,7 @@ def of_arms(runs: Runs, network: str) -> list[str]:
         if runs.values("ready_seconds", network=network, arm=arm):
             rows.append([arm, *(f"{runs.median(figure, network=network, arm=arm) / scale:.3g}"
                                 for _, figure, scale in figures)])
-    return table(["arm", *(name for name, _, _ in figures)], rows)
+    return markdown(["arm", *(name for name, _, _ in figures)], rows)
 
 
 def cell(runs: Runs, figure: str, scale: float, **where: str) -> str:
@@ -141,10 +139,6 @@ def cell(runs: Runs, figure: str, scale: float, **where: str) -> str:
     if median is None:
         return ""
     return f"{median / scale:.3g} ({runs.p95(figure, **where) / scale:.3g})"
-
-
-def table(head: list[str], rows: list[list[str]]) -> list[str]:
-    return ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows]]
 
 
 def draw(runs: Runs, network: str, path: pathlib.Path) -> None:
@@ -165,6 +159,4 @@ def draw(runs: Runs, network: str, path: pathlib.Path) -> None:
     axes.set_title(f"Start of a container, {network}")
     axes.grid(axis="y", which="both", alpha=0.3)
     axes.legend()
-    for suffix in (".svg", ".png"):
-        figure.savefig(path.with_suffix(suffix), dpi=120)
-    pyplot.close(figure)
+    save(figure, path)
