@@ -11,7 +11,7 @@ import shutil
 import subprocess
 
 from containers import descendants
-from node import Node, in_parallel, run
+from node import Node, end_engines_below, in_parallel, run, unmount_below
 from sandboxes import (READY, BusyboxMachine, Sandbox, command_lines, hide_unified_cgroups,
                        write_bundle)
 
@@ -74,9 +74,12 @@ class LaminaFleet(Fleet):
         super().__init__(node, script)
         self._images = images
         self._options = options
-        self._state = node.directory("state")
+        work = node.directory("fleet")
+        self._state = work / "state"
         self._sandboxes: list[Sandbox] = []
-        self.cleanup.callback(shutil.rmtree, self._state)
+        self.cleanup.callback(shutil.rmtree, work)
+        self.cleanup.callback(unmount_below, work)
+        self.cleanup.callback(end_engines_below, work)
         run(node.lamina, "prefetch", f"--state={self._state}", *set(images))
 
     def start(self) -> None:

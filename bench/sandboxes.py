@@ -90,7 +90,7 @@ def write_bundle(path: pathlib.Path, like: str, rootfs: pathlib.Path, command: l
     config["mounts"] = [mount for mount in config["mounts"] if mount["destination"] != agent]
     config["process"]["args"] = command
     config["root"]["path"] = str(rootfs)
-    config["linux"]["cgroupsPath"] = f"/lamina-bench/{path.name}-{os.getpid()}"
+    config["linux"]["cgroupsPath"] = f"/lamina/bench-{os.getpid()}-{path.name}"
     path.mkdir(exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
 
