@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -268,6 +269,16 @@ std::vector<pid_t> Cgroup::Processes() const {
   return {found.begin(), found.end()};
 }
 
+absl::StatusOr<UniqueFd> Cgroup::Lock() const {
+  const std::string directory = File("freezer", "");
+  if (directory.empty()) return absl::UnimplementedError("this machine cannot freeze processes");
+  ASSIGN_OR_RETURN(UniqueFd lock, OpenFile(directory, O_RDONLY | O_DIRECTORY));
+  while (::flock(lock.get(), LOCK_EX) != 0) {
+    if (errno != EINTR) return ErrnoStatus(errno, "lock " + directory);
+  }
+  return lock;
+}
+
 bool Cgroup::Frozen() const {
   if (version_ == 2) return ReadNumber("", "cgroup.events", "frozen") == 1;
   return ReadPseudoFile(File("freezer", "freezer.state")).starts_with("FROZEN");
@@ -294,7 +305,14 @@ absl::Status Cgroup::SetFrozen(bool frozen) const {
                                             : "its processes stay frozen");
 }
 
-absl::Status Cgroup::Freeze() const { return SetFrozen(true); }
+absl::Status Cgroup::Freeze() const {
+  absl::Status frozen = SetFrozen(true);
+  if (!frozen.ok()) {
+    const auto [file, text] = ThawFile();
+    WriteText(file, text).IgnoreError();
+  }
+  return frozen;
+}
 absl::Status Cgroup::Thaw() const { return SetFrozen(false); }
 
 absl::Status Cgroup::KillAll() const {

@@ -60,7 +60,11 @@ class Cgroup {
   std::string MemoryPeakFile() const;
   std::string MemoryUsageFile() const;
 
-  // Version 1 answers when all are frozen; version 2 as well, by cgroup.events.
+  // Waits for whoever else stops the group's processes for a time, or lets them go on, and keeps others
+  // from it. It lasts as long as the descriptor and its copies. Freeze and Thaw do not ask for it.
+  absl::StatusOr<UniqueFd> Lock() const;
+  // Version 1 answers when all are frozen; version 2 as well, by cgroup.events. If not all can be frozen
+  // none stays so.
   absl::Status Freeze() const;
   absl::Status Thaw() const;
   bool Frozen() const;
