@@ -127,8 +127,11 @@ absl::StatusOr<ExecResult> AgentSandbox::Exec(const ExecRequest& request) {
   if (backend_->Paused(directory_, record_))
     return absl::FailedPreconditionError(fmt::format("{} is paused", Name()));
   const uint64_t kills_before = group.MemoryKills();
-  absl::StatusOr<ExecResult> result = AgentExec(directory_, message, request);
-  if (absl::IsUnavailable(result.status())) {
+  // A pool's agent runs outside of the sandbox, and calls wait for their turn.
+  absl::StatusOr<ExecResult> result =
+      AgentExec(directory_, message, request, {.from_start = capabilities().call_files});
+  const bool broke_off = absl::IsAborted(result.status());
+  if (absl::IsUnavailable(result.status()) || (broke_off && !AgentListens(directory_))) {
     return absl::NotFoundError(fmt::format("{} has ended", Name()));
   }
   RETURN_IF_ERROR(result.status(), "{}", Name());
