@@ -30,6 +30,8 @@ constexpr uint64_t kCpuPeriod = 100'000;  // microseconds
 // Those of version 1 that are used.
 constexpr const char* kControllers[] = {"memory", "cpu", "cpuacct", "pids", "freezer"};
 
+constexpr std::string_view kPrograms = "programs";  // in a group: see MakePrograms
+
 bool Exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
 
 // Waits until `done`; false if that takes too long.
@@ -60,6 +62,16 @@ void HandDown(const std::string& directory) {
   for (const char* controller : {"+memory", "+cpu", "+pids"}) {
     WriteText(directory + "/cgroup.subtree_control", controller).IgnoreError();
   }
+}
+
+// Version 2.
+bool HasController(const std::string& directory, std::string_view controller) {
+  std::istringstream words(ReadPseudoFile(directory + "/cgroup.controllers"));
+  std::string word;
+  while (words >> word) {
+    if (word == controller) return true;
+  }
+  return false;
 }
 
 absl::Status MakeDirectories(const std::string& root, const std::string& name, bool hand_down) {
@@ -228,6 +240,31 @@ absl::Status Cgroup::Add(pid_t process) const {
     RETURN_IF_ERROR(WriteText(directory + "/cgroup.procs", std::to_string(process)));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<UniqueFd> Cgroup::MakePrograms() const {
+  const std::string programs = File("pids", kPrograms);
+  // A group of version 2 has what was handed down to it.
+  if (programs.empty() || (version_ == 2 && !HasController(File("", ""), "pids"))) {
+    return absl::UnimplementedError("this machine has no control of the number of processes");
+  }
+  if (::mkdir(programs.c_str(), 0755) != 0 && errno != EEXIST) {
+    return ErrnoStatus(errno, "make control group " + programs);
+  }
+  return OpenFile(programs + "/cgroup.procs", O_WRONLY);
+}
+
+absl::Status Cgroup::LimitPrograms(pid_t starter, uint64_t processes) const {
+  if (version_ == 2) {
+    const std::string own = File("", "starter");
+    if (::mkdir(own.c_str(), 0755) != 0 && errno != EEXIST) {
+      return ErrnoStatus(errno, "make control group " + own);
+    }
+    RETURN_IF_ERROR(WriteText(own + "/cgroup.procs", std::to_string(starter)));
+    // Nothing but this: memory that is counted further down is not counted as this group's own.
+    RETURN_IF_ERROR(WriteText(File("", "cgroup.subtree_control"), "+pids"));
+  }
+  return WriteText(File("pids", fmt::format("{}/pids.max", kPrograms)), std::to_string(processes));
 }
 
 std::string Cgroup::MemoryEventsFile() const {
