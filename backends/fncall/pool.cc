@@ -72,7 +72,7 @@ class CallRun : public agent::Run {
                           .code = SIGKILL,
                           .detail = "the call's slot was killed for want of memory"};
     }
-    RETURN_IF_ERROR(report.status(), "the call's slot has ended");
+    if (!report.ok()) return absl::InternalError("the call's slot has ended");
     if (report->failed_errno != 0) return ErrnoStatus(report->failed_errno, "the call's jail");
     EndedMessage ended = ToEnded(*report, cpu_limit_ms_);
     ASSIGN_OR_RETURN(const uint64_t size, FileSize(result_.get()));

@@ -520,6 +520,7 @@ TEST_P(SandboxTest, ASlotThatIsKilledIsReplaced) {
     for (const pid_t process : slot.Processes()) ::kill(process, SIGKILL);
   };
   kill_slot();
+  for (int turn = 0; turn < 1000 && !slot.Processes().empty(); ++turn) ::usleep(10'000);
   EXPECT_EQ(Shell(sandbox, "true").Verdict(), "accepted") << "it was idle";
   const absl::Status lost = sandbox
                                 .Exec({.script = "echo runs; sleep 1000",
