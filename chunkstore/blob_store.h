@@ -109,8 +109,8 @@ class Blob {
   // Fetches those frames from `first` to before `end` that are neither on the node nor under way
   // when it begins, with requests as large as kBulkWindow: neighbours, and frames with little
   // between them, are one. `priority` is kBulk or kIdle. Ends early when `stop` is requested. `done`
-  // is called once, from a thread of the store, which it must not block, and gets the first error;
-  // a reader that came to wait for one of the frames gets an error only if fetching the frame by
+  // is called once, from a thread of the store, which it must not block, and gets the first error,
+  // or kOk when all of the frames came, those that were under way as well; a reader that came to wait for one of the frames gets an error only if fetching the frame by
   // itself fails as well. `stats` may be null.
   virtual void FetchBulk(uint32_t first, uint32_t end, Priority priority,
                          std::shared_ptr<ReadStats> stats, std::stop_token stop,

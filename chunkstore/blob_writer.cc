@@ -384,6 +384,10 @@ class Writer final : public BlobWriter {
   }
 
   absl::StatusOr<SectionRecord> WriteSection(std::span<const std::byte> bytes) {
+    if (bytes.size() > kMaxSectionLength) {
+      return absl::ResourceExhaustedError(fmt::format(
+          "a section of {} bytes, more than the {} allowed", bytes.size(), kMaxSectionLength));
+    }
     SectionRecord record{
         .offset = object_.size(), .length = bytes.size(), .uncompressed_length = bytes.size()};
     CopyDigest(Digest::Of(bytes), record.digest);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -12,6 +13,9 @@ namespace {
 // Bytes between two frames that are read and dropped rather than making two requests: what a link
 // of 100 Mbit/s moves in the 20 ms that a request costs.
 constexpr uint64_t kMaxGap = 256 << 10;
+// Bytes of a stream whose frames are held before they come. A reader that wants one of them waits for
+// it; who wants a later one has it fetched by itself.
+constexpr uint64_t kHeldAhead = 1 << 20;
 // Of the batch buffer, the part in which frames that come in pieces are put together.
 constexpr size_t kAssembly = 512 << 10;
 static_assert(kAssembly >= kMaxFrameLength && kAssembly < kBatchBuffer);
@@ -21,7 +25,7 @@ static_assert(kAssembly >= kMaxFrameLength && kAssembly < kBatchBuffer);
 // Cuts a stream into the frames of a run and stores them.
 class BulkFetch::Assembler {
  public:
-  // `rooms` are for the frames of the run.
+  // `rooms` are for the frames of the run, which are announced.
   Assembler(BulkFetch& fetch, std::span<const Frame> run, std::vector<NodeCache::Room> rooms,
             const Buffers& buffers)
       : fetch_(fetch),
@@ -29,11 +33,20 @@ class BulkFetch::Assembler {
         rooms_(std::move(rooms)),
         assembly_(buffers.batch.first(kAssembly)),
         frame_buffer_(buffers.frame),
-        position_(run.front().offset) {}
+        position_(run.front().offset),
+        is_left_out_(run.size()) {
+    HoldNext();
+  }
 
   absl::Status Take(std::span<const std::byte> bytes) {
     while (!bytes.empty() && next_ < run_.size()) {
+      HoldNext();
       const Frame& frame = run_[next_];
+      if (is_left_out_[next_]) {
+        Skip(&bytes, frame.end() - position_);
+        if (position_ == frame.end()) ++next_;
+        continue;
+      }
       if (position_ < frame.offset) {  // between two frames
         Skip(&bytes, frame.offset - position_);
         continue;
@@ -52,12 +65,15 @@ class BulkFetch::Assembler {
     return absl::OkStatus();
   }
 
-  // Frames that did not come, or came wrong.
+  // Frames that are held and did not come, or came wrong.
   std::vector<Frame> Missing() const {
     std::vector<Frame> missing = refused_;
-    missing.insert(missing.end(), run_.begin() + static_cast<ptrdiff_t>(next_), run_.end());
+    for (size_t i = next_; i < held_; ++i) {
+      if (!is_left_out_[i]) missing.push_back(run_[i]);
+    }
     return missing;
   }
+  bool ended_early() const { return next_ < run_.size(); }
   const absl::Status& status() const { return status_; }
 
  private:
@@ -65,6 +81,15 @@ class BulkFetch::Assembler {
     const uint64_t skipped = std::min<uint64_t>(count, bytes->size());
     *bytes = bytes->subspan(skipped);
     position_ += skipped;
+  }
+
+  void HoldNext() {
+    for (; held_ < run_.size() && run_[held_].offset < position_ + kHeldAhead; ++held_) {
+      const Frame& frame = run_[held_];
+      if (frame.blob->scheduler_.ClaimAnnounced(frame.frame)) continue;
+      is_left_out_[held_] = true;
+      fetch_.of_others_.push_back(frame);
+    }
   }
 
   void Store(const Frame& frame, std::span<const std::byte> compressed) {
@@ -91,7 +116,9 @@ class BulkFetch::Assembler {
   const std::span<std::byte> assembly_;
   const std::span<std::byte> frame_buffer_;
   uint64_t position_;
-  size_t next_ = 0;  // frame of the run that is being put together
+  size_t next_ = 0;                // frame of the run that is being put together
+  size_t held_ = 0;                // frames from here on are announced only
+  std::vector<bool> is_left_out_;  // a reader was faster
   std::vector<Frame> refused_;
   absl::Status status_;
 };
@@ -107,7 +134,32 @@ void BulkFetch::Run(Scratch& scratch) {
   absl::Status status = batch.status();
   status.Update(frame.status());
   if (status.ok()) status = Fetch({*batch, *frame});
-  options_.done(std::move(status));
+  if (!status.ok() || of_others_.empty()) return options_.done(std::move(status));
+  AwaitOthers();
+}
+
+void BulkFetch::AwaitOthers() {
+  struct Waiting {
+    std::mutex mutex;
+    size_t left;
+    absl::Status status;
+    std::function<void(absl::Status)> done;
+  };
+  const auto waiting = std::make_shared<Waiting>();
+  waiting->left = of_others_.size();
+  waiting->done = options_.done;
+  const auto came = [waiting](const absl::Status& status) {
+    {
+      const std::lock_guard lock(waiting->mutex);
+      waiting->status.Update(status);
+      if (--waiting->left > 0) return;
+    }
+    waiting->done(std::move(waiting->status));
+  };
+  for (const Frame& frame : of_others_) {
+    frame.blob->scheduler_.Fetch(frame.frame, frame.frame + 1, Priority::kPrefetch,
+                                 /*request_size=*/0, options_.stats, came);
+  }
 }
 
 absl::Status BulkFetch::Fetch(const Buffers& buffers) {
@@ -131,6 +183,8 @@ absl::Status BulkFetch::Fetch(const Buffers& buffers) {
 
 absl::Status BulkFetch::FetchWindow(std::span<const Frame> window, const Buffers& buffers) {
   const std::vector<Frame> missing = TakeLocal(Claim(window), buffers);
+  // Readers who want one of them while another part of the window comes do not wait for its turn.
+  for (const Frame& frame : missing) frame.blob->scheduler_.Announce(frame.frame);
   absl::Status status;
   for (std::span<const Frame> rest(missing); !rest.empty();) {
     size_t count = 1;
@@ -140,11 +194,8 @@ absl::Status BulkFetch::FetchWindow(std::span<const Frame> window, const Buffers
     };
     while (count < rest.size() && joins(rest[count])) ++count;
     const std::span<const Frame> run = rest.first(count);
-    if (status.ok()) {
-      status = FetchRun(run, buffers);
-    } else {
-      Release(run);
-    }
+    if (status.ok()) status = FetchRun(run, buffers);
+    for (const Frame& frame : run) frame.blob->scheduler_.Withdraw(frame.frame);
     rest = rest.subspan(count);
   }
   return status;
@@ -154,8 +205,8 @@ std::vector<BulkFetch::Frame> BulkFetch::Claim(std::span<const Frame> window) {
   std::vector<Frame> claimed;
   for (const Frame& frame : window) {
     FetchScheduler& scheduler = frame.blob->scheduler_;
-    if (scheduler.Ready(frame.frame) || !scheduler.Claim(frame.frame)) continue;
-    claimed.push_back(frame);
+    if (scheduler.Ready(frame.frame)) continue;
+    (scheduler.Claim(frame.frame) ? claimed : of_others_).push_back(frame);
   }
   return claimed;
 }
@@ -184,6 +235,15 @@ std::vector<BulkFetch::Frame> BulkFetch::TakeLocal(std::span<const Frame> claime
 }
 
 absl::Status BulkFetch::FetchRun(std::span<const Frame> run, const Buffers& buffers) {
+  // Readers may have been faster.
+  const auto is_others = [&](const Frame& frame) {
+    if (frame.blob->scheduler_.IsAnnounced(frame.frame)) return false;
+    of_others_.push_back(frame);
+    return true;
+  };
+  while (!run.empty() && is_others(run.front())) run = run.subspan(1);
+  while (!run.empty() && is_others(run.back())) run = run.first(run.size() - 1);
+  if (run.empty()) return absl::OkStatus();
   // Before anything is read: without room it shall not cost the origin anything.
   std::vector<NodeCache::Room> rooms;
   absl::Status full;
@@ -194,7 +254,6 @@ absl::Status BulkFetch::FetchRun(std::span<const Frame> run, const Buffers& buff
     if (!full.ok()) break;
     rooms.push_back(*std::move(room));
   }
-  if (!full.ok()) Release(run.subspan(rooms.size()));
   run = run.first(rooms.size());
   if (run.empty()) return full;
 
@@ -213,7 +272,7 @@ absl::Status BulkFetch::FetchRun(std::span<const Frame> run, const Buffers& buff
           : run.front().blob->origin_.Stream(run.front().offset, length, io_buffer, take);
   status.Update(assembler.status());
   const std::vector<Frame> missing = assembler.Missing();
-  if (status.ok() && !missing.empty()) {
+  if (status.ok() && assembler.ended_early()) {
     status = absl::DataLossError("the origin's answer ended early");
   }
   Release(missing);

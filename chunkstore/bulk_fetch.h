@@ -19,7 +19,8 @@
 namespace lamina::chunkstore {
 
 // Works through its frames in windows of kBulkWindow: claims what is missing, takes what the node
-// has, and streams the rest.
+// has, and streams the rest, of which it holds what is about to come. What others have under way is
+// left to them, and waited for at the end: when `done` is called with kOk, every frame was there.
 class BulkFetch : public FetchPool::Task {
  public:
   struct Frame {
@@ -53,7 +54,9 @@ class BulkFetch : public FetchPool::Task {
   absl::Status Fetch(const Buffers& buffers);
   absl::Status FetchWindow(std::span<const Frame> window, const Buffers& buffers);
   // The frames of a window that are neither there nor under way; they are held from now on.
-  static std::vector<Frame> Claim(std::span<const Frame> window);
+  std::vector<Frame> Claim(std::span<const Frame> window);
+  // Calls `done` once the frames that others had under way are there. They may have let go of them.
+  void AwaitOthers();
   // Completes those that the node has, and returns the others.
   std::vector<Frame> TakeLocal(std::span<const Frame> claimed, const Buffers& buffers);
   absl::Status FetchRun(std::span<const Frame> run, const Buffers& buffers);
@@ -63,6 +66,7 @@ class BulkFetch : public FetchPool::Task {
 
   const Options options_;
   const std::shared_ptr<ReadStats> stats_;
+  std::vector<Frame> of_others_;
   uint64_t order_ = 0;      // of the blob's origins, when the stream began
   size_t distrusted_ = 0;   // origins of wrong bytes
   bool try_again_ = false;  // there is another origin

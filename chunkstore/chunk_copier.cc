@@ -83,9 +83,16 @@ absl::StatusOr<uint64_t> ChunkCopier::Put(const Piece& piece, std::span<const st
   return bytes.size();
 }
 
-std::optional<uint64_t> ChunkCopier::Copy(const Digest& key, const ChunkTable& chunks,
-                                          uint32_t frame, FrameRange range, LocalBlob& blob,
-                                          const DataReaders& readers, std::span<std::byte> buffer) {
+bool ChunkCopier::MayHave(const Digest& key, const ChunkTable& chunks, const FrameTable& frames,
+                          uint32_t frame, const DataReaders& readers) {
+  return Find(key, chunks[chunks.Find(frames[frame].first_block)], readers).has_value();
+}
+
+absl::StatusOr<uint64_t> ChunkCopier::Copy(const Digest& key, const ChunkTable& chunks,
+                                           uint32_t frame, FrameRange range, LocalBlob& blob,
+                                           const DataReaders& readers,
+                                           std::span<std::byte> buffer) {
+  const absl::Status not_there = absl::NotFoundError("no other blob has the chunk");
   // The frame, or the larger chunk that it is a part of, from `begin` to before `end`.
   const FrameTable& frames = blob.frames();
   const FrameRange whole = FramesOfChunk(chunks, frames, frame);
@@ -96,7 +103,7 @@ std::optional<uint64_t> ChunkCopier::Copy(const Digest& key, const ChunkTable& c
   std::vector<Piece> pieces;
   for (uint32_t i = first_chunk; i < chunks.size() && chunks[i].first_block < end; ++i) {
     std::optional<Piece> piece = Find(key, chunks[i], readers);
-    if (!piece.has_value()) return std::nullopt;
+    if (!piece.has_value()) return not_there;
     pieces.push_back(std::move(*piece));
   }
   const uint64_t base = uint64_t{begin} * kBlockSize;
@@ -106,14 +113,14 @@ std::optional<uint64_t> ChunkCopier::Copy(const Digest& key, const ChunkTable& c
   for (size_t i = 0; i < pieces.size(); ++i) {
     const ChunkRecord& chunk = chunks[first_chunk + static_cast<uint32_t>(i)];
     const std::span<std::byte> bytes = bytes_of(pieces[i].target, pieces[i].length);
-    if (!ReadAndCheck(chunk, pieces[i], bytes)) return std::nullopt;
+    if (!ReadAndCheck(chunk, pieces[i], bytes)) return not_there;
   }
   // The chunks are right; this checks the padding between them.
   for (uint32_t i = range.first; i < range.end; ++i) {
     const FrameRecord& record = frames[i];
     const uint64_t offset = uint64_t{record.first_block} * kBlockSize;
     if (!FrameIsIntact(record, bytes_of(offset, uint64_t{record.blocks} * kBlockSize))) {
-      return std::nullopt;
+      return not_there;
     }
   }
   // Of a chunk that is larger than a frame, the part in `range`.
@@ -127,15 +134,9 @@ std::optional<uint64_t> ChunkCopier::Copy(const Digest& key, const ChunkTable& c
     piece.source += from - piece.target;
     piece.target = from;
     piece.length = to - from;
-    const auto put = Put(piece, bytes_of(piece.target, piece.length), blob.data_fd());
-    if (!put.ok()) {
-      // On a full disk. What was written before is counted by nobody.
-      for (uint32_t i = range.first; i < range.end; ++i) {
-        if (!blob.present().Test(i)) blob.Punch(i, i + 1).IgnoreError();
-      }
-      return std::nullopt;
-    }
-    written += *put;
+    ASSIGN_OR_RETURN(const uint64_t put,
+                     Put(piece, bytes_of(piece.target, piece.length), blob.data_fd()));
+    written += put;
   }
   for (uint32_t i = range.first; i < range.end; ++i) blob.MarkPresent(i);
   return written;

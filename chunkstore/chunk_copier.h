@@ -41,14 +41,19 @@ class ChunkCopier {
   static FrameRange FramesOfChunk(const ChunkTable& chunks, const FrameTable& frames,
                                   uint32_t frame);
 
-  // Puts frames of `blob`, whose name is `key`, together from chunks in other blobs and marks them present: those of
-  // `range`, which are in FramesOfChunk(frame) and held by the caller. Returns the bytes written,
-  // none for those that the file system shares; nothing if any chunk is not to be had, which is
-  // found out before anything is read. `buffer` has kChunkSize bytes. Must be called inside a
-  // section of `readers`: the other blobs are read and shared as long as the call takes.
-  std::optional<uint64_t> Copy(const Digest& key, const ChunkTable& chunks, uint32_t frame,
-                               FrameRange range, LocalBlob& blob, const DataReaders& readers,
-                               std::span<std::byte> buffer);
+  // Whether another blob than `key` seems to have the first chunk of the frame.
+  bool MayHave(const Digest& key, const ChunkTable& chunks, const FrameTable& frames,
+               uint32_t frame, const DataReaders& readers);
+
+  // Puts frames of `blob`, whose name is `key`, together from chunks in other blobs and marks them
+  // present: those of `range`, which are in FramesOfChunk(frame) and held by the caller. Returns the
+  // bytes written, none for those that the file system shares; kNotFound if any chunk is not to be
+  // had, which is found out before anything is written. After any other error a part of it was
+  // written. `buffer` has kChunkSize bytes. Must be called inside a section of `readers`: the other
+  // blobs are read and shared as long as the call takes.
+  absl::StatusOr<uint64_t> Copy(const Digest& key, const ChunkTable& chunks, uint32_t frame,
+                                FrameRange range, LocalBlob& blob, const DataReaders& readers,
+                                std::span<std::byte> buffer);
 
  private:
   // Blocks of another blob's data file that are blocks of this one.

@@ -47,12 +47,13 @@ bool DataReaders::MayCopyFrom(const Digest& blob) const {
 
 void DataReaders::BeginEviction(const Digest& blob) {
   std::lock_guard lock(evicting_mutex_);
-  evicting_.insert(blob);
+  ++evicting_[blob];
 }
 
 void DataReaders::EndEviction(const Digest& blob) {
   std::lock_guard lock(evicting_mutex_);
-  evicting_.erase(blob);
+  const auto evicting = evicting_.find(blob);
+  if (--evicting->second == 0) evicting_.erase(evicting);
 }
 
 }  // namespace lamina::chunkstore

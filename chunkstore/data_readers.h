@@ -23,7 +23,7 @@
 #ifndef LAMINA_CHUNKSTORE_DATA_READERS_H_
 #define LAMINA_CHUNKSTORE_DATA_READERS_H_
 
-#include <absl/container/flat_hash_set.h>
+#include <absl/container/flat_hash_map.h>
 
 #include <array>
 #include <atomic>
@@ -76,8 +76,7 @@ class DataReaders {
   // For chunk copies, which read blobs whose bits they do not see: inside a section, a blob may be
   // read if this is true.
   bool MayCopyFrom(const Digest& blob) const;
-  // An evictor says so before it calls AwaitReaders(), and when its holes are punched. One at a
-  // time for each blob.
+  // An evictor says so before it calls AwaitReaders(), and when its holes are punched.
   void BeginEviction(const Digest& blob);
   void EndEviction(const Digest& blob);
 
@@ -95,7 +94,7 @@ class DataReaders {
   std::atomic<uint64_t> turn_{0};
   std::mutex await_mutex_;  // one turn after the other
   mutable std::mutex evicting_mutex_;
-  absl::flat_hash_set<Digest> evicting_;
+  absl::flat_hash_map<Digest, int> evicting_;  // and how many evict from it
 };
 
 }  // namespace lamina::chunkstore

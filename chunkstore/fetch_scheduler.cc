@@ -100,6 +100,36 @@ bool FetchScheduler::Claim(uint32_t frame) {
   return flights_.try_emplace(frame).second;
 }
 
+void FetchScheduler::Announce(uint32_t frame) {
+  Tasks tasks;
+  {
+    std::lock_guard lock(mutex_);
+    Flight& flight = flights_.find(frame)->second;
+    flight.announced = true;
+    // Some came to wait while it was held.
+    if (std::ranges::any_of(flight.waiting, &Request::foreground)) Restart(frame, &tasks);
+  }
+  Start(tasks);
+}
+
+bool FetchScheduler::IsAnnounced(uint32_t frame) {
+  std::lock_guard lock(mutex_);
+  const auto flight = flights_.find(frame);
+  return flight != flights_.end() && flight->second.announced;
+}
+
+bool FetchScheduler::ClaimAnnounced(uint32_t frame) {
+  std::lock_guard lock(mutex_);
+  const auto flight = flights_.find(frame);
+  if (flight == flights_.end() || !flight->second.announced) return false;
+  flight->second.announced = false;
+  return true;
+}
+
+void FetchScheduler::Withdraw(uint32_t frame) {
+  if (ClaimAnnounced(frame)) Release(std::span(&frame, 1));
+}
+
 bool FetchScheduler::ClaimToEvict(uint32_t frame) {
   std::lock_guard lock(mutex_);
   if (needed_.contains(frame) || !flights_.try_emplace(frame).second) return false;
@@ -207,6 +237,10 @@ void FetchScheduler::Schedule(const std::shared_ptr<Request>& request, Tasks* ta
       flights_[frame].waiting.push_back(request);
     } else {
       flight->second.waiting.push_back(request);
+      if (foreground && flight->second.announced) {
+        flight->second.announced = false;
+        AddToBatch(frame, &batch, tasks);
+      }
       if (foreground && flight->second.task != nullptr) pool_.Promote(*flight->second.task);
     }
   }
@@ -259,7 +293,11 @@ void FetchScheduler::Extend(uint64_t request_size, Batch* batch, Tasks* tasks) {
 void FetchScheduler::FinishBatch(Batch* batch, Tasks* tasks) {
   if (batch->frames.empty()) return;
   tasks->push_back(make_task_(batch->frames, batch->priority, batch->since, batch->stats));
-  for (const uint32_t frame : batch->frames) flights_[frame].task = tasks->back();
+  for (const uint32_t frame : batch->frames) {
+    Flight& flight = flights_[frame];
+    flight.task = tasks->back();
+    flight.announced = false;
+  }
   batch->frames.clear();
   batch->bytes = 0;
 }

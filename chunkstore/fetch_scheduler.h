@@ -57,6 +57,15 @@ class FetchScheduler {
 
   // Makes the caller the holder of a frame, unless there is one.
   bool Claim(uint32_t frame);
+  // By a holder who will have the frame later, as a stream comes to it: it has no holder until
+  // ClaimAnnounced(). Prefetches leave it to whoever announced it; for a foreground request, which does
+  // not wait so long, it is fetched by itself.
+  void Announce(uint32_t frame);
+  bool IsAnnounced(uint32_t frame);
+  // Makes the one who announced the frame its holder again, unless it is another's by now, or is there.
+  bool ClaimAnnounced(uint32_t frame);
+  // By the one who announced the frame and will not have it: it is fetched for those who wait.
+  void Withdraw(uint32_t frame);
   // The same for an evictor: not if a foreground request needs the frame. It is not ready from then
   // on, but those who saw it ready may still be reading it.
   bool ClaimToEvict(uint32_t frame);
@@ -70,6 +79,7 @@ class FetchScheduler {
   struct Request;
   // A frame that has a holder.
   struct Flight {
+    bool announced = false;                 // and not held
     std::shared_ptr<FetchPool::Task> task;  // null if the holder is not a task made for this frame
     std::vector<std::shared_ptr<Request>> waiting;
   };

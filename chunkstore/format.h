@@ -42,6 +42,9 @@ constexpr uint64_t MaxMetadataRatio(uint64_t size) {
   if (size <= kFreeMetadataSize) return UINT64_MAX;
   return size <= kLargeMetadataSize ? kMaxMetadataRatio : kMaxLargeMetadataRatio;
 }
+// Stored bytes of a section: they are held in memory whole while they are checked, so this bounds what
+// a hostile image can ask for. The frame table of a blob of 4 TiB is as large.
+inline constexpr uint64_t kMaxSectionLength = 1 << 30;
 // zstd window that a reader must provide for metadata, at most.
 inline constexpr uint64_t kMaxWindowSize = 8 << 20;
 inline constexpr uint32_t kMaxFrames = 1 << 28;

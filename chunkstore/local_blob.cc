@@ -366,11 +366,7 @@ bool LocalBlob::CheckFrame(uint32_t frame, std::span<std::byte> buffer) {
 
 absl::Status LocalBlob::WriteFrame(uint32_t frame, std::span<const std::byte> bytes) {
   const uint64_t offset = uint64_t{frames_[frame].first_block} * kBlockSize;
-  if (absl::Status status = WriteFull(data_.get(), offset, bytes); !status.ok()) {
-    // On a full disk a part of it may have been written, which nothing counts.
-    if (!present_->Test(frame)) Punch(frame, frame + 1).IgnoreError();
-    return Annotate(std::move(status), directory_ + kData);
-  }
+  RETURN_IF_ERROR(WriteFull(data_.get(), offset, bytes), "{}", directory_ + kData);
   MarkPresent(frame);
   return absl::OkStatus();
 }

@@ -8,6 +8,7 @@
 #include <rocksdb/slice_transform.h>
 #include <rocksdb/table.h>
 #include <rocksdb/write_batch.h>
+#include <sys/statvfs.h>
 
 #include <algorithm>
 #include <cstring>
@@ -26,6 +27,7 @@ using rocksdb::Slice;
 // Memory. The index is looked into when a frame is missing, so it may be small and a little slow.
 constexpr size_t kWriteBuffer = 2 << 20;
 constexpr size_t kBlockCache = 2 << 20;
+constexpr uint64_t kMinFree = 256 << 10;
 constexpr int kOpenFiles = 64;
 constexpr size_t kMaxBatch = 1 << 20;
 constexpr size_t kMaxLocations = 4;
@@ -160,6 +162,13 @@ class RocksIndex : public NodeIndex {
 absl::StatusOr<std::unique_ptr<NodeIndex>> RocksIndex::Open(const std::string& directory) {
   // RocksDB has a lock of its own, but reports it like any other I/O error.
   ASSIGN_OR_RETURN(UniqueFd lock, LockDirectory(directory), "open index");
+  // RocksDB as Debian builds it ends the process if it cannot write its first files.
+  struct statvfs info {};
+  if (::statvfs(directory.c_str(), &info) == 0 && info.f_bavail * info.f_frsize < kMinFree) {
+    return absl::ResourceExhaustedError(
+        fmt::format("open index {}: no space left on the disk: {} bytes are free, {} needed",
+                    directory, info.f_bavail * info.f_frsize, kMinFree));
+  }
   auto index = std::make_unique<RocksIndex>(directory, std::move(lock));
   const std::vector<rocksdb::ColumnFamilyDescriptor> families = {
       {rocksdb::kDefaultColumnFamilyName, SmallFamily()},

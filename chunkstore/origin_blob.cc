@@ -12,10 +12,6 @@
 namespace lamina::chunkstore {
 namespace {
 
-// Sections are held in memory whole while they are checked, so this bounds what a hostile image can
-// ask for. The frame table of a blob of 4 TiB is as large.
-constexpr uint64_t kMaxSectionLength = 1 << 30;
-
 // What is read of an object's end to have its tables with one request: they have a hundredth of usual
 // images' bytes and less.
 constexpr uint64_t kTailPart = 128;

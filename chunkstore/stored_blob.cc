@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <functional>
 #include <thread>
 #include <utility>
 
@@ -250,28 +251,41 @@ std::optional<uint32_t> StoredBlob::CheckPresent(uint32_t frame, const Work& wor
 std::optional<uint32_t> StoredBlob::CopyFromOthers(uint32_t frame, const Work& work) {
   const ChunkTable* chunks = chunks_.load(std::memory_order_acquire);
   if (chunks == nullptr) return std::nullopt;
-  // All frames of a large chunk come at once, as far as this task holds them or nobody does.
+  {
+    // Or frames would be taken from others who fetch them in one request.
+    const DataReaders::Section section = cache_->readers().Enter();
+    if (!copier_->MayHave(key_, *chunks, frames(), frame, cache_->readers())) return std::nullopt;
+  }
+  // All frames of a large chunk come at once, as far as this task holds them or nobody does. Not those
+  // that are being read: sharing blocks lets go of the pages that it replaces, as a hole does.
   const FrameRange whole = ChunkCopier::FramesOfChunk(*chunks, frames(), frame);
   FrameRange range{frame, frame + 1};
   std::vector<uint32_t> claimed;
   const auto take = [&](uint32_t other) {
+    if (scheduler_.Ready(other)) return false;
     if (other > frame && std::ranges::binary_search(work.frames, other)) return true;
     if (!scheduler_.Claim(other)) return false;
     claimed.push_back(other);
-    return true;
+    return !scheduler_.Ready(other);  // it may have become so before the claim
   };
   while (range.first > whole.first && take(range.first - 1)) --range.first;
   while (range.end < whole.end && take(range.end)) ++range.end;
+  // Those that were taken and do not belong to it after all.
+  const auto outside = [&](uint32_t other) { return other < range.first || other >= range.end; };
+  const auto rest = std::partition(claimed.begin(), claimed.end(), std::not_fn(outside));
+  scheduler_.Release(std::span<const uint32_t>(claimed).subspan(rest - claimed.begin()));
+  claimed.erase(rest, claimed.end());
 
   uint64_t bytes = 0;
   for (uint32_t i = range.first; i < range.end; ++i) bytes += BytesOf(frames()[i]);
-  std::optional<uint64_t> written;
+  absl::StatusOr<uint64_t> written = absl::NotFoundError("no room");
   if (const auto room = cache_->MakeRoom(bytes, work.since); room.ok()) {
     const DataReaders::Section section = cache_->readers().Enter();
     written =
         copier_->Copy(key_, *chunks, frame, range, *local_, cache_->readers(), work.batch_buffer);
   }
-  if (!written.has_value()) {
+  if (!written.ok()) {
+    if (!absl::IsNotFound(written.status())) PunchMissing(range);
     scheduler_.Release(claimed);
     return std::nullopt;
   }
@@ -375,7 +389,19 @@ absl::Status StoredBlob::WriteFrame(uint32_t frame, std::span<const std::byte> b
     }
     status = local_->WriteFrame(frame, bytes);
   }
+  if (!status.ok()) PunchMissing({frame, frame + 1});
   return status;
+}
+
+// Of frames that the caller holds. Copies between blobs may have found a chunk in what was written.
+void StoredBlob::PunchMissing(FrameRange frames) {
+  DataReaders& readers = cache_->readers();
+  readers.BeginEviction(key_);
+  readers.AwaitReaders();
+  for (uint32_t frame = frames.first; frame < frames.end; ++frame) {
+    if (!local_->present().Test(frame)) local_->Punch(frame, frame + 1).IgnoreError();
+  }
+  readers.EndEviction(key_);
 }
 
 absl::Status StoredBlob::ReadThrough(uint64_t offset, std::span<std::byte> into, ReadStats& stats) {

@@ -101,6 +101,8 @@ class StoredBlob : public Blob, public CachedBlob, public std::enable_shared_fro
   void FetchFromOrigin(const Work& work);
   absl::Status StoreFrame(uint32_t frame, std::span<const std::byte> compressed, const Work& work);
   absl::Status WriteFrame(uint32_t frame, std::span<const std::byte> bytes);
+  // After a write that failed half way, on a full disk: nothing counts what was written.
+  void PunchMissing(FrameRange frames);
   absl::Status ReadFrameThrough(uint32_t frame, std::span<std::byte> into, ReadStats& stats);
   void Fail(std::span<const uint32_t> frames, const absl::Status& why);
   // The first of `frames` that together fit the batch buffer.

@@ -44,17 +44,13 @@ absl::Status CheckExtent(const Extent& extent, uint64_t previous_end, uint64_t s
 
 }  // namespace
 
-absl::StatusOr<ChunkPlan> PlanChunks(const Inode& file, std::span<const Device> devices) {
-  if (file.size > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
-    return absl::InvalidArgumentError(fmt::format("file size {}", file.size));
-  }
+ChunkPlan ShapeOfChunks(const Inode& file) {
   // Everywhere that content starts, ends or jumps on the device must be the start of a chunk. The
   // or of those places, in blocks, has as many low zero bits as chunks may have.
   uint64_t boundaries = 0;
   uint64_t previous_end = 0;
   const Extent* previous = nullptr;
   for (const Extent& extent : file.extents) {
-    RETURN_IF_ERROR(CheckExtent(extent, previous_end, file.size, devices));
     const bool continues = previous != nullptr && extent.offset == previous_end &&
                            extent.device == previous->device &&
                            extent.block == previous->block + BlocksOf(previous->length);
@@ -68,14 +64,26 @@ absl::StatusOr<ChunkPlan> PlanChunks(const Inode& file, std::span<const Device> 
   const int bits = boundaries == 0 ? std::bit_width(blocks - 1) : std::countr_zero(boundaries);
   ChunkPlan plan;
   plan.block_bits = static_cast<uint8_t>(std::min<int>(bits, kMaxChunkBlockBits));
-  const uint64_t entries = ((blocks - 1) >> plan.block_bits) + 1;
-  if (entries > kMaxEntries) {
+  plan.entries = ((blocks - 1) >> plan.block_bits) + 1;
+  return plan;
+}
+
+absl::StatusOr<ChunkPlan> PlanChunks(const Inode& file, std::span<const Device> devices) {
+  if (file.size > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+    return absl::InvalidArgumentError(fmt::format("file size {}", file.size));
+  }
+  uint64_t previous_end = 0;
+  for (const Extent& extent : file.extents) {
+    RETURN_IF_ERROR(CheckExtent(extent, previous_end, file.size, devices));
+    previous_end = extent.offset + extent.length;
+  }
+  const ChunkPlan plan = ShapeOfChunks(file);
+  if (plan.entries > kMaxEntries) {
     return absl::InvalidArgumentError(fmt::format(
         "{} extents in {} bytes are too scattered: {} index entries of {} KiB chunks "
         "(at most {})",
-        file.extents.size(), file.size, entries, uint64_t{4} << plan.block_bits, kMaxEntries));
+        file.extents.size(), file.size, plan.entries, uint64_t{4} << plan.block_bits, kMaxEntries));
   }
-  plan.entries = static_cast<uint32_t>(entries);
   return plan;
 }
 

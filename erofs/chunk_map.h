@@ -15,11 +15,14 @@ namespace lamina::erofs {
 
 struct ChunkPlan {
   uint8_t block_bits = 0;  // log2 of the blocks of a chunk
-  uint32_t entries = 0;
+  uint64_t entries = 0;
 };
 
-// Chooses the largest chunk size at which every chunk is contiguous on one device or all hole, so
-// that a contiguous file takes one entry. Fails with kInvalidArgument if the extents are not as
+// The largest chunk size at which every chunk is contiguous on one device or all hole, so that a
+// contiguous file takes one entry. The file must not be empty, its extents must be as Extent demands.
+ChunkPlan ShapeOfChunks(const Inode& file);
+
+// The same, checked. Fails with kInvalidArgument if the extents are not as
 // Extent demands or leave their device, or if the index would be absurdly long (2^24 entries).
 // The file must not be empty.
 absl::StatusOr<ChunkPlan> PlanChunks(const Inode& file, std::span<const Device> devices);

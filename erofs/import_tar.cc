@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "erofs/chunk_map.h"
 #include "erofs/file_content.h"
+#include "erofs/format.h"
 #include "erofs/import.h"
 #include "erofs/import_xattrs.h"
 #include "erofs/merge.h"
@@ -25,6 +27,9 @@ constexpr size_t kMaxPathLength = 4095;
 // Directories below each other; no path that the kernel takes has more. Symbolic links in an
 // archive could be used to go deeper.
 constexpr size_t kMaxDepth = kMaxPathLength / 2 + 1;
+// Of the chunk indexes of all files: those of files without holes have one entry, or one for each piece
+// that was there before.
+constexpr uint64_t kMaxIndexBytes = 128 << 20;
 // As the kernel (path_resolution(7)), and how many names may be looked up for one entry.
 constexpr int kMaxSymlinks = 40;
 constexpr size_t kMaxSteps = 2 * kMaxPathLength;
@@ -90,6 +95,7 @@ class TarImporter {
   void Remove(InodeIndex parent, std::string_view name);
   absl::Status ApplyWhiteouts();
   absl::Status Charge(uint64_t bytes);
+  absl::Status ChargeIndex(const Inode& file);
 
   TarReader reader_;
   ContentSink& sink_;
@@ -101,6 +107,7 @@ class TarImporter {
   // Directories without an entry of their own so far.
   absl::flat_hash_set<InodeIndex> implied_directories_ = {Tree::kRoot};
   uint64_t memory_ = 0;
+  uint64_t index_bytes_ = 0;
   // Most entries have the same parent as the one before.
   std::string last_path_;
   std::optional<InodeIndex> last_directory_;
@@ -212,6 +219,7 @@ absl::Status TarImporter::AddInode(TarEntry& entry, InodeIndex parent, std::stri
   }
   if (inode.is_regular() && inode.size > 0) {
     ASSIGN_OR_RETURN(inode.extents, StoreContent(entry));
+    RETURN_IF_ERROR(ChargeIndex(inode));
   }
   RETURN_IF_ERROR(Charge(EntryMemory(inode, name)));
 
@@ -327,11 +335,22 @@ absl::Status TarImporter::ApplyWhiteouts() {
       RETURN_IF_ERROR(tree_.Create(directory, name, std::move(whiteout)).status(),
                       "whiteout \"{}\"", PrintableName(name));
     } else if (tree_.inode(*existing).is_directory()) {
-      // The lower directory is gone, so nothing of it may show in the one that replaces it.
+      // The lower directory is gone, so nothing of it may show in the one that replaces it: neither
+      // its content, nor its attributes if this one has none of its own.
       SetXattr(tree_.inode(*existing), kOpaqueXattr, "y");
+      implied_directories_.erase(*existing);
     }
   }
   return absl::OkStatus();
+}
+
+// A few bytes in the middle of a file that is all hole else make an index of up to 128 MiB.
+absl::Status TarImporter::ChargeIndex(const Inode& file) {
+  index_bytes_ += ShapeOfChunks(file).entries * sizeof(ChunkIndex);
+  if (index_bytes_ <= kMaxIndexBytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      fmt::format("the archive's large files with holes take more than {} bytes of chunk indexes",
+                  kMaxIndexBytes));
 }
 
 absl::Status TarImporter::Charge(uint64_t bytes) {

@@ -33,7 +33,8 @@ bool IsKept(const Inode& inode, std::string_view name) {
 
 absl::Status Check(const Xattr& xattr) {
   const std::string_view name = xattr.name;
-  if (name.size() > XATTR_NAME_MAX || name.find('\0') != name.npos || name.ends_with('.')) {
+  const bool is_prefix = std::ranges::find(kNamespaces, name) != std::end(kNamespaces);
+  if (name.size() > XATTR_NAME_MAX || name.find('\0') != name.npos || is_prefix) {
     return absl::InvalidArgumentError(
         fmt::format("xattr \"{}\": not a possible name", PrintableName(name)));
   }

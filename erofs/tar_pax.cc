@@ -266,14 +266,14 @@ absl::StatusOr<std::vector<Xattr>> PaxFields::TakeXattrs(const PaxFields& global
   libarchive_xattrs_.insert(globals.libarchive_xattrs_.begin(), globals.libarchive_xattrs_.end());
   const std::string access_acl = access_acl_.value_or(globals.access_acl_.value_or(""));
   const std::string default_acl = default_acl_.value_or(globals.default_acl_.value_or(""));
-  // The binary form of an ACL wins over the text, as GNU tar sets it last.
+  // The text of an ACL wins over the binary form: GNU tar sets it last.
   if (!access_acl.empty()) {
     ASSIGN_OR_RETURN(const PosixAcl acl, ParseAclText(access_acl), "access ACL");
-    xattrs_.try_emplace(std::string(kAccessAclXattr), FormatAclXattr(acl));
+    xattrs_.insert_or_assign(std::string(kAccessAclXattr), FormatAclXattr(acl));
   }
   if (!default_acl.empty()) {
     ASSIGN_OR_RETURN(const PosixAcl acl, ParseAclText(default_acl), "default ACL");
-    xattrs_.try_emplace(std::string(kDefaultAclXattr), FormatAclXattr(acl));
+    xattrs_.insert_or_assign(std::string(kDefaultAclXattr), FormatAclXattr(acl));
   }
   // libarchive writes both forms of every xattr. Its own one is the fallback.
   xattrs_.merge(libarchive_xattrs_);

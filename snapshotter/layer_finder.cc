@@ -240,7 +240,7 @@ void ContentLayerFinder::Open(const std::string& reference, Pull& pull) {
   pull.opened = image.ok() || absl::IsFailedPrecondition(image.status());
   if (!image.ok()) return;
   pull.image = std::make_shared<const Image>(*std::move(image));
-  pull.layers = engine_.AttachLayers(*pull.image);
+  pull.layers = engine_.AttachLayers(*pull.image, /*on_others=*/false);
   std::vector<std::shared_ptr<chunkstore::Blob>> blobs;
   for (const auto& layer : pull.layers) {
     if (!layer.ok()) return;

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <absl/strings/match.h>
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
 
@@ -116,6 +117,7 @@ class SnapshotterImpl final : public Snapshotter {
         finder_(std::move(finder)),
         engine_(engine),
         registry_(options.registry),
+        layer_images_(options.layer_images),
         mounts_(engine, directory_, options.registry, options.idle) {}
 
   // Directories that no snapshot has, and layers that snapshots need.
@@ -166,6 +168,7 @@ class SnapshotterImpl final : public Snapshotter {
   const std::unique_ptr<LayerFinder> finder_;  // may be null
   fs::Engine& engine_;
   const registry::Settings registry_;
+  const std::vector<std::string> layer_images_;
   LayerMounts mounts_;
   Remover remover_;
   std::mutex mutex_;
@@ -293,11 +296,23 @@ absl::StatusOr<std::vector<LazyLayer>> SnapshotterImpl::FindLayers(
   }
   std::vector<LazyLayer> found;
   for (const absl::string_view reference : absl::StrSplit(references, ',', absl::SkipEmpty())) {
+    const auto begins = [&](const std::string& prefix) {
+      return absl::StartsWith(reference, prefix);
+    };
+    // Or whoever may set a label could have any file of the node opened that looks like an image.
+    if (std::ranges::none_of(layer_images_, begins) || absl::StrContains(reference, "/../")) {
+      return absl::PermissionDeniedError(fmt::format(
+          "laminad's configuration ([snapshotter] layer-images) does not allow image {}",
+          std::string_view(reference.data(), reference.size())));
+    }
     ASSIGN_OR_RETURN(const fs::Image image, engine_.OpenImage(std::string(reference), registry_));
-    const std::vector<absl::StatusOr<fs::AttachedLayer>> attached = engine_.AttachLayers(image);
+    const std::vector<absl::StatusOr<fs::AttachedLayer>> attached =
+        engine_.AttachLayers(image, /*on_others=*/true);
+    const std::set<Digest> below = there;
     for (size_t i = 0; i < attached.size(); ++i) {
       RETURN_IF_ERROR(attached[i].status(), "{}", image.reference);
-      if (!there.insert(image.layers[i].Key()).second) continue;
+      if (below.contains(image.layers[i].Key())) continue;
+      there.insert(image.layers[i].Key());
       found.push_back(
           {.layer = image.layers[i], .image = image.reference, .marks = attached[i]->marks});
     }
@@ -385,9 +400,13 @@ absl::StatusOr<WrittenSnapshot> SnapshotterImpl::Written(const std::string& name
     return snapshot.kind == Kind::kActive && second != std::string::npos &&
            snapshot.name.substr(0, first) == name_space && snapshot.name.substr(second + 1) == key;
   };
+  // containerd keeps what it has removed until it collects garbage: the last one made is meant.
   const std::vector<Snapshot> all = store_->List();
-  const auto found = std::ranges::find_if(all, is_it);
-  if (found == all.end()) {
+  const Snapshot* found = nullptr;
+  for (const Snapshot& snapshot : all) {
+    if (is_it(snapshot) && (found == nullptr || snapshot.id > found->id)) found = &snapshot;
+  }
+  if (found == nullptr) {
     return absl::NotFoundError(
         fmt::format("no active snapshot {} in the name space {}", key, name_space));
   }

@@ -43,6 +43,8 @@ struct WrittenSnapshot {
 struct SnapshotterOptions {
   std::string state;            // of the engine
   registry::Settings registry;  // for layers in registries
+  // References in the label "containerd.io/snapshot/lamina.layers" must begin with one of these.
+  std::vector<std::string> layer_images;
   // Layers that no snapshot needs are unmounted after so long.
   std::chrono::milliseconds idle{60'000};
 };
@@ -60,7 +62,8 @@ class Snapshotter {
 
   // A snapshot of kind kActive or kView, on a committed one or, if `parent` is empty, on nothing.
   // Returns how to mount it. kAlreadyExists if the key is taken, kNotFound if the parent is not
-  // there, kInvalidArgument if it is not committed; what fetching a converted layer gives.
+  // there, kInvalidArgument if it is not committed, kPermissionDenied for an image that may
+  // not be put on top; what fetching a converted layer gives.
   // With the label "containerd.io/snapshot.ref" it is to become the layer with that chain id. If that
   // is a converted one, a committed snapshot with this label is there after the call, which fails with
   // kAlreadyExists: containerd takes that snapshot and does not fetch the layer.

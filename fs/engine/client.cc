@@ -213,7 +213,7 @@ std::optional<std::string> StateOfMount(const std::string& target) {
       text = start == std::string::npos ? "" : text.substr(start);
     }
     for (const char* part : {"/images/", "/mounts/"}) {
-      const size_t end = text.find(part);
+      const size_t end = text.rfind(part);
       if (end == std::string::npos || text[0] != '/') continue;
       const std::string state = text.substr(0, end);
       std::error_code ignored;

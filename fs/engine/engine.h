@@ -201,8 +201,9 @@ class Engine {
                                           const registry::Settings& settings) = 0;
   // Fetches and checks what mounting an image's layers needs, and notes that the node has the image.
   // They stay attached as long as their blobs are held, which must not outlive the engine. The lowest
-  // one, which is on nothing, has no marks. Errors name the layer.
-  virtual std::vector<absl::StatusOr<AttachedLayer>> AttachLayers(const Image& image) = 0;
+  // one has marks only if the image is to lie on others. Errors name the layer.
+  virtual std::vector<absl::StatusOr<AttachedLayer>> AttachLayers(const Image& image,
+                                                                  bool on_others) = 0;
   // Fetches what a start of the image will read, as a mount of it would, for as long as the ticket
   // lives; that must not outlive the engine. `blobs` are those of its layers, lowest first.
   virtual std::unique_ptr<Prefetcher::Ticket> PrefetchStart(

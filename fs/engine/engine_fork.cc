@@ -23,7 +23,8 @@ std::string TokenOf(const ForkRequest& request, uint64_t index) {
 
 // A fork as far as all of one request are the same. `there` gets those that an earlier try has made.
 absl::StatusOr<MountState> EngineImpl::ForkState(const ForkRequest& request,
-                                                 std::vector<MountDescription>& there) {
+                                                 std::vector<MountDescription>& there,
+                                                 std::string& upper) {
   std::lock_guard lock(mutex_);
   const auto found = mounts_.find(request.target);
   if (found == mounts_.end()) {
@@ -38,6 +39,7 @@ absl::StatusOr<MountState> EngineImpl::ForkState(const ForkRequest& request,
   if (source.blobs.empty() && !source.record.layers.empty()) {
     return absl::UnavailableError("its layers are being fetched again: try later");
   }
+  upper = description.upper;
   MountState fork;
   fork.record.description = {.image = description.image,
                              .manifest_digest = description.manifest_digest,
@@ -76,7 +78,8 @@ absl::StatusOr<std::vector<MountDescription>> EngineImpl::Fork(const ForkRequest
         fmt::format("{}: {} forks: from 1 to {}", what, request.count, kMaxForks));
   }
   std::vector<MountDescription> forks;
-  ASSIGN_OR_RETURN(MountState state, ForkState(request, forks), "{}", what);
+  std::string upper;
+  ASSIGN_OR_RETURN(MountState state, ForkState(request, forks, upper), "{}", what);
   if (state.metadata == nullptr) {  // of a mount that was taken over
     ASSIGN_OR_RETURN(state.metadata, OpenMergedMetadata(state.record.metadata), "{}", what);
   }
@@ -84,14 +87,16 @@ absl::StatusOr<std::vector<MountDescription>> EngineImpl::Fork(const ForkRequest
     ASSIGN_OR_RETURN(TemporaryDirectory directory,
                      TemporaryDirectory::Create(state_ + "/mounts", kCopyPrefix), "{}", what);
     auto copy = std::make_shared<UpperCopy>(directory.Keep());
-    std::string upper;
+    const absl::Status copied = CopyTree(upper, copy->upper());
     {
+      // If it was unmounted, the copy may be of what was left.
       std::lock_guard lock(mutex_);
       const auto source = mounts_.find(request.target);
-      if (source == mounts_.end()) return absl::NotFoundError(what + ": it was unmounted");
-      upper = source->second.record.description.upper;
+      if (source == mounts_.end() || source->second.record.description.upper != upper) {
+        return absl::NotFoundError(what + ": it was unmounted meanwhile");
+      }
     }
-    RETURN_IF_ERROR(CopyTree(upper, copy->upper()), "{}: copy what was written", what);
+    RETURN_IF_ERROR(copied, "{}: copy what was written", what);
     auto& uppers = state.record.description.lower_uppers;
     uppers.insert(uppers.begin(), copy->upper());
     state.copies.insert(state.copies.begin(), std::move(copy));

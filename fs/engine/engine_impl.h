@@ -113,7 +113,8 @@ class EngineImpl : public Engine {
   absl::StatusOr<std::vector<MountDescription>> Fork(const ForkRequest& request) override;
   absl::StatusOr<Image> OpenImage(const std::string& image,
                                   const registry::Settings& settings) override;
-  std::vector<absl::StatusOr<AttachedLayer>> AttachLayers(const Image& image) override;
+  std::vector<absl::StatusOr<AttachedLayer>> AttachLayers(const Image& image,
+                                                          bool on_others) override;
   std::unique_ptr<Prefetcher::Ticket> PrefetchStart(
       const Image& image, std::vector<std::shared_ptr<chunkstore::Blob>> blobs) override;
   absl::Status Unmount(const std::string& target) override;
@@ -160,7 +161,7 @@ class EngineImpl : public Engine {
   absl::StatusOr<std::vector<Image>> OpenImagesOf(const MountRequest& request);
   // In engine_fork.cc.
   absl::StatusOr<MountState> ForkState(const ForkRequest& request,
-                                       std::vector<MountDescription>& there);
+                                       std::vector<MountDescription>& there, std::string& upper);
   // The rest: with mutex_ held.
   absl::StatusOr<MountDescription> MountLocked(const MountRequest& request, MountState mount);
   absl::Status Assemble(const MountRequest& request, MountState& mount);

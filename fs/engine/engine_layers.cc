@@ -35,7 +35,8 @@ absl::StatusOr<Image> EngineImpl::OpenImage(const std::string& image,
   return fs::OpenImage(image, oci::Platform::Host(), access);
 }
 
-std::vector<absl::StatusOr<AttachedLayer>> EngineImpl::AttachLayers(const Image& image) {
+std::vector<absl::StatusOr<AttachedLayer>> EngineImpl::AttachLayers(const Image& image,
+                                                                    bool on_others) {
   images_.Use(RecordOf(image));
   std::vector<LayerToAttach> layers;
   for (const LayerDescriptor& layer : image.layers) layers.push_back({layer, image.origin});
@@ -45,8 +46,8 @@ std::vector<absl::StatusOr<AttachedLayer>> EngineImpl::AttachLayers(const Image&
       results.emplace_back(blob.status());
       continue;
     }
-    // The lowest is only ever mounted with its whiteouts applied (merged, if by itself).
-    if (results.empty()) {
+    // The lowest of all is only ever mounted with its whiteouts applied (merged, if by itself).
+    if (results.empty() && !on_others) {
       results.emplace_back(AttachedLayer{*blob, {}});
       continue;
     }

@@ -304,6 +304,7 @@ bool EngineImpl::RepairMount(const std::string& id, bool may_wait) {
   }
   auto blobs = AttachAll(*store_, layers);  // may wait for the origin
   std::lock_guard lock(mutex_);
+  if (handed_over_) return true;  // the next engine does it
   MountState* mount = FindById(id);
   if (mount == nullptr) return true;
   absl::Status status;

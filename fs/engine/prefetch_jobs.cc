@@ -159,7 +159,7 @@ absl::Status PrefetchJobs::Fetch(Job& job, const std::stop_token& stop) {
     job.report.bytes_missing = MissingBytes(work);
   }
 
-  // What a reader was fetching meanwhile was left to it, and may have failed: it is looked at again.
+  // What was evicted meanwhile is fetched again.
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     RETURN_IF_ERROR(FetchOnce(job, work, stop));
     if (MissingBytes(work) == 0) return absl::OkStatus();

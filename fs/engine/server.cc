@@ -157,6 +157,8 @@ class Connection {
 
  private:
   void Serve(Engine& engine, const ServerOptions& options) {
+    // A client that does not read its answer must not hold us up for long either.
+    ::setsockopt(socket_.get(), SOL_SOCKET, SO_SNDTIMEO, &kRequestTimeout, sizeof(kRequestTimeout));
     ::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &kRequestTimeout, sizeof(kRequestTimeout));
     const absl::StatusOr<std::string> line = ReadLine(socket_.get());
     if (!line.ok()) return;

@@ -254,7 +254,11 @@ absl::StatusOr<Transfer> LayoutWriter::AddFrom(const ImageStore& store,
     return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) &&
            static_cast<uint64_t>(info.st_size) == blob.size;
   };
-  if (blobs_.contains(blob.digest) || is_whole(there)) return Transfer::kThere;
+  if (blobs_.contains(blob.digest)) return Transfer::kThere;
+  if (is_whole(there)) {
+    found_.emplace(blob.digest, blob.size);
+    return Transfer::kThere;
+  }
   const std::string file = store.FileOf(blob.digest);
   if (!file.empty() && is_whole(file)) {
     const std::string path = fmt::format("{}/{}", staging_.directory.path(), files_++);
@@ -341,6 +345,15 @@ absl::Status LayoutWriter::CommitInto(const oci::Descriptor& manifest,
   UniqueFd lock;
   Undo undo;  // runs with the lock still held
   ASSIGN_OR_RETURN(lock, LockLayout(directory_, undo));
+  // Whoever put it there may have failed, and taken it away.
+  for (const auto& [digest, size] : found_) {
+    const std::string path = fmt::format("{}/{}/{}", directory_, kBlobsDirectory, digest.Hex());
+    struct stat info {};
+    if (::stat(path.c_str(), &info) != 0 || static_cast<uint64_t>(info.st_size) != size) {
+      return absl::AbortedError(
+          fmt::format("blob {} was removed meanwhile: try again", digest.ToString()));
+    }
+  }
   const std::string index_path = fmt::format("{}/{}", directory_, kIndexFile);
   const std::string new_index_path = fmt::format("{}/{}", layout_, kIndexFile);
   ASSIGN_OR_RETURN(const std::string old_index, ReadIndexOrEmpty(index_path));

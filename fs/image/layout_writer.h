@@ -7,6 +7,7 @@
 #ifndef LAMINA_FS_IMAGE_LAYOUT_WRITER_H_
 #define LAMINA_FS_IMAGE_LAYOUT_WRITER_H_
 
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -85,6 +86,7 @@ class LayoutWriter : public ImageWriter {
   const std::string layout_;  // in the staging directory: a layout in the making
   int files_ = 0;
   std::set<Digest> blobs_;
+  std::map<Digest, uint64_t> found_;  // blobs that were in the layout already, and their sizes
 };
 
 }  // namespace lamina::fs

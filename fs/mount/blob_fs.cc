@@ -228,9 +228,10 @@ bool BlobFsImpl::InUse(uint64_t id) {
     if (directory == directories_.end()) return false;
     if (!directory->second.removed) return true;
     slots = directory->second.files.size();
-    for (const File& file : directory->second.files) {
-      const Digest key = file.blob->descriptor().Key();
-      if (shared_.at(SharedInode(key)).directories == 1) last.push_back(key);
+    std::map<Digest, uint64_t> counts;  // an image may have a layer twice
+    for (const File& file : directory->second.files) ++counts[file.blob->descriptor().Key()];
+    for (const auto& [key, count] : counts) {
+      if (shared_.at(SharedInode(key)).directories == count) last.push_back(key);
     }
   }
   if (KernelHas(id, slots) || KernelHasShared(last)) return true;

@@ -17,9 +17,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <thread>
 
 #include "chunkstore/base/signals.h"
 #include "fs/mount/mountinfo.h"
@@ -30,6 +32,9 @@ namespace {
 // Requests wait for fetches outside these threads, so a thread is busy only while it copies from
 // the page cache or waits for the local disk.
 unsigned ThreadCount() { return std::clamp(std::thread::hardware_concurrency() * 2, 4u, 16u); }
+
+// After a failure to receive a request that is not the connection's end.
+constexpr std::chrono::milliseconds kReceivePause(10);
 
 // The kernel's default of 12 requests in the background would leave the origin idle: asynchronous
 // direct I/O, which EROFS readahead is here, counts as background (fuse_simple_background).
@@ -241,7 +246,11 @@ void FuseSession::Serve(int events) {
     if (::epoll_wait(events, &event, 1, -1) < 0) continue;  // EINTR
     const int length = ::fuse_session_receive_buf(session_, &request);
     if (length == -EINTR || length == -EAGAIN) continue;  // another thread was faster
-    if (length <= 0) break;
+    if (length == 0 || length == -ENODEV) break;          // the connection is no more
+    if (length < 0) {                                     // no memory, say: there is one still
+      std::this_thread::sleep_for(kReceivePause);
+      continue;
+    }
     KeepInitRequest(request);
     ::fuse_session_process_buf(session_, &request);
   }

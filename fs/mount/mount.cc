@@ -77,10 +77,10 @@ absl::Status Unmount(const std::string& target, bool detach) {
     case ENOENT:
       return absl::NotFoundError(fmt::format("unmount {}: nothing is mounted there", target));
     case EBUSY:
-      return absl::FailedPreconditionError(
-          fmt::format("unmount {}: in use: end the processes that have a file or their working "
-                      "directory there (fuser -vm {} lists them), or detach it",
-                      target, target));
+      return absl::FailedPreconditionError(fmt::format(
+          "unmount {}: in use: end the processes that have a file or their working "
+          "directory there (fuser -vm {} lists them), and unmount what is mounted below it",
+          target, target));
     case EPERM:
       break;
     default:

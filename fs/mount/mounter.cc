@@ -115,6 +115,12 @@ absl::Status Execute(const Fields& request) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Mounter>> Mounter::Start(const std::string& lock) {
+  std::unique_ptr<Mounter> mounter(new Mounter(lock));
+  RETURN_IF_ERROR(mounter->StartProcess());
+  return mounter;
+}
+
+absl::Status Mounter::StartProcess() {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
     return ErrnoStatus(errno, "socketpair");
@@ -124,20 +130,36 @@ absl::StatusOr<std::unique_ptr<Mounter>> Mounter::Start(const std::string& lock)
   const pid_t parent = ::getpid();
   const pid_t child = ::fork();
   if (child < 0) return ErrnoStatus(errno, "fork the mounting process");
-  if (child == 0) Serve(theirs.get(), parent, lock);
-  return std::unique_ptr<Mounter>(new Mounter(std::move(ours), child));
+  if (child == 0) Serve(theirs.get(), parent, lock_);
+  socket_ = std::move(ours);
+  process_ = child;
+  return absl::OkStatus();
 }
 
-Mounter::~Mounter() {
+void Mounter::EndProcess() {
+  if (!socket_.valid()) return;
   socket_.Reset();
   while (::waitpid(process_, nullptr, 0) < 0 && errno == EINTR) {
   }
+  process_ = 0;
 }
+
+Mounter::~Mounter() { EndProcess(); }
 
 absl::Status Mounter::Call(const Fields& fields) {
   std::lock_guard lock(mutex_);
-  RETURN_IF_ERROR(Send(socket_.get(), fields));
-  ASSIGN_OR_RETURN(const Fields answer, Receive(socket_.get()));
+  if (!socket_.valid()) RETURN_IF_ERROR(StartProcess());
+  absl::Status status = Send(socket_.get(), fields);
+  absl::StatusOr<Fields> received;
+  if (status.ok()) {
+    received = Receive(socket_.get());
+    status = received.status();
+  }
+  if (!status.ok()) {
+    EndProcess();
+    return status;
+  }
+  const Fields& answer = *received;
   if (answer.size() != 2) return absl::InternalError("the mounting process is not understood");
   const int code = std::atoi(answer[0].c_str());
   if (code == 0) return absl::OkStatus();

@@ -15,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "chunkstore/base/file.h"
@@ -27,7 +28,8 @@ class Mounter {
  public:
   // Forks; best before other threads are started. The process ends with this one. It does nothing
   // before it has locked the file `lock` (made if missing): what an earlier one is still doing, or
-  // has waited to do, is over then.
+  // has waited to do, is over then. If it dies, the call that notices fails, and another process does
+  // those that follow.
   static absl::StatusOr<std::unique_ptr<Mounter>> Start(const std::string& lock);
   // Waits for the process to end.
   ~Mounter();
@@ -42,13 +44,20 @@ class Mounter {
   absl::Status MountOverlay(const std::vector<std::string>& lowers, const std::string& upper,
                             const std::string& work, const std::string& target);
 
- private:
-  Mounter(UniqueFd socket, pid_t process) : socket_(std::move(socket)), process_(process) {}
-  absl::Status Call(const std::vector<std::string>& fields);
+  // The process that did the last call, 0 if it has died.
+  pid_t process() const { return process_; }
 
+ private:
+  explicit Mounter(std::string lock) : lock_(std::move(lock)) {}
+  absl::Status Call(const std::vector<std::string>& fields);
+  // Both: with mutex_ held, or before it is needed.
+  absl::Status StartProcess();
+  void EndProcess();
+
+  const std::string lock_;
   std::mutex mutex_;
-  UniqueFd socket_;
-  const pid_t process_;
+  UniqueFd socket_;  // none while there is no process
+  pid_t process_ = 0;
 };
 
 }  // namespace lamina::fs

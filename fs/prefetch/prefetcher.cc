@@ -31,10 +31,17 @@ constexpr std::chrono::milliseconds kRateInterval(250);
 constexpr uint64_t kMinRequest = 256 << 10;
 // How often it is looked at what readers have done, while they do something.
 constexpr std::chrono::milliseconds kWatchInterval(100);
-// Readers that fetched this many frames, or this part of the image if that is less, and most of them
-// one behind the other, are taken to read all of it.
+// Readers that fetched this many frames, or this part of the image if that is less, in runs of so many
+// on average, are taken to read all of it. Starts of programs read libraries whole, but what they read
+// lies apart.
 constexpr uint64_t kStreamFrom = 96;
 constexpr uint64_t kStreamFraction = 4;
+constexpr uint64_t kStreamRun = 16;
+// A fill goes on after an error, from the start, after a pause that doubles; and it looks again so
+// often whether there is room in a cache that was full.
+constexpr std::chrono::seconds kFirstPause(1);
+constexpr std::chrono::seconds kLastPause(64);
+constexpr std::chrono::seconds kRoomInterval(5);
 // What may be streamed before readers have read as much.
 constexpr uint64_t kStreamAhead = 32 << 20;
 
@@ -93,10 +100,12 @@ class Prefetcher::Impl : public std::enable_shared_from_this<Impl> {
     std::vector<uint32_t> rest;  // blobs to fill, largest first
     size_t next_rest = 0;
     uint32_t next_frame = 0;
-    uint64_t asked = 0;           // bytes of content, but for those that are streamed
-    uint64_t may_ask = 0;         // likewise, at the most
-    uint64_t streamed = 0;        // bytes of content asked for because of the readers
-    uint64_t read_when_seen = 0;  // bytes that readers had read when streaming began
+    uint64_t asked = 0;                        // bytes of content, but for those that are streamed
+    bool is_full = false;                      // that was told
+    int packs_in_flight = 0;                   // requests of the pack
+    std::chrono::seconds pause = kFirstPause;  // after the next error
+    uint64_t streamed = 0;                     // bytes of content asked for because of the readers
+    uint64_t read_when_seen = 0;               // bytes that readers had read when streaming began
     bool streaming = false;
     bool complete = false;  // nothing is missing, readers need not be watched
     uint64_t seen = 0;      // what readers had done when it was last looked at
@@ -123,9 +132,11 @@ class Prefetcher::Impl : public std::enable_shared_from_this<Impl> {
   void Begin(const ImagePtr& image, Work work);
   void Loop(const std::stop_token& stop);
   void Drop(const ImagePtr& image);
-  void Done(const ImagePtr& image, absl::Status status);
+  void Done(const ImagePtr& image, absl::Status status, bool of_pack);
 
   // All below: with mutex_ held.
+  uint64_t MayAsk(const Image& image) const;
+  static void TryAgainLater(Image& image, Clock::time_point now);
   void Advance(const ImagePtr& image, Clock::time_point now, std::vector<Request>* requests,
                Clock::time_point* wake);
   std::optional<Request> Next(const ImagePtr& image, Clock::time_point now, uint64_t* bytes,
@@ -183,9 +194,6 @@ std::unique_ptr<Prefetcher::Ticket> Prefetcher::Impl::Start(Work work, Plan plan
 }
 
 void Prefetcher::Impl::Begin(const ImagePtr& image, Work work) {
-  // More would push out of the cache what was fetched first. Readers need the other half.
-  const uint64_t limit = store_.limit_bytes();
-  const uint64_t may_ask = work.rest == Work::Rest::kNow ? limit : limit / 2;
   const std::vector<std::shared_ptr<Blob>>& blobs = work.blobs;
   image->rest.resize(blobs.size());
   std::iota(image->rest.begin(), image->rest.end(), 0U);
@@ -195,7 +203,6 @@ void Prefetcher::Impl::Begin(const ImagePtr& image, Work work) {
     std::lock_guard lock(mutex_);
     if (stopped_ || image->dropped) return;
     image->work = std::move(work);
-    image->may_ask = may_ask;
     images_.push_back(image);
   }
   changed_.notify_all();
@@ -226,10 +233,12 @@ void Prefetcher::Impl::Stop() {
   thread_.join();
 }
 
-void Prefetcher::Impl::Done(const ImagePtr& image, absl::Status status) {
+void Prefetcher::Impl::Done(const ImagePtr& image, absl::Status status, bool of_pack) {
   {
     std::lock_guard lock(mutex_);
     --image->in_flight;
+    if (of_pack) --image->packs_in_flight;
+    if (status.ok()) image->pause = kFirstPause;
     image->status.Update(status);
   }
   changed_.notify_all();
@@ -261,9 +270,30 @@ void Prefetcher::Impl::Loop(const std::stop_token& stop) {
   }
 }
 
+// Bytes of content, but for those that are streamed. More would push out of the cache what was fetched
+// first. Readers need the other half.
+uint64_t Prefetcher::Impl::MayAsk(const Image& image) const {
+  const uint64_t limit = store_.limit_bytes();
+  return image.work.rest == Work::Rest::kNow ? limit : limit / 2;
+}
+
+void Prefetcher::Impl::TryAgainLater(Image& image, Clock::time_point now) {
+  spdlog::warn("prefetch goes on in {} s: {}", image.pause.count(),
+               std::string(image.status.message()));
+  image.status = absl::OkStatus();
+  image.allowed_at = now + image.pause;
+  image.pause = std::min(2 * image.pause, kLastPause);
+  image.next_rest = 0;
+  image.next_frame = 0;
+  image.asked = 0;
+  for (const std::shared_ptr<Blob>& blob : image.work.blobs) image.asked += blob->present_bytes();
+}
+
 void Prefetcher::Impl::Advance(const ImagePtr& image, Clock::time_point now,
                                std::vector<Request>* requests, Clock::time_point* wake) {
   Work& work = image->work;
+  const bool is_fill = work.rest == Work::Rest::kWhenIdle;
+  if (is_fill && !image->status.ok() && image->in_flight == 0) TryAgainLater(*image, now);
   while (image->status.ok() && image->in_flight < kInFlight) {
     if (now < image->allowed_at) {
       *wake = std::min(*wake, image->allowed_at);
@@ -282,7 +312,7 @@ void Prefetcher::Impl::Advance(const ImagePtr& image, Clock::time_point now,
     requests->push_back(*std::move(request));
   }
   const bool watching = image->status.ok() && work.readers != nullptr && !image->complete;
-  if (image->in_flight > 0 || watching) return;
+  if (image->in_flight > 0 || watching || (is_fill && image->is_full)) return;
   image->finished = true;
   if (work.done) {
     requests->push_back([done = std::move(work.done), status = image->status] { done(status); });
@@ -308,13 +338,12 @@ std::optional<Prefetcher::Impl::Request> Prefetcher::Impl::Next(const ImagePtr& 
   }
   if (std::optional<Request> packed = NextPacked(image, limit, bytes)) return packed;
   // What the pack has brought is known when it is through.
-  const bool pack_in_flight = !work.pack.frames.empty() && image->next_span == 0 &&
-                              image->next_in_span == 0 && image->in_flight > 0;
-  if (pack_in_flight) return std::nullopt;
+  if (image->packs_in_flight > 0) return std::nullopt;
 
   Priority priority = Priority::kBulk;
   std::optional<FrameSpan> span;
-  if (image->asked < image->may_ask) {
+  if (image->asked < MayAsk(*image)) {
+    image->is_full = false;
     span = NextPlanned(*image, limit);
     if (!span && work.rest != Work::Rest::kLeave) {
       if (work.rest == Work::Rest::kWhenIdle && !image->streaming) priority = Priority::kIdle;
@@ -323,8 +352,13 @@ std::optional<Prefetcher::Impl::Request> Prefetcher::Impl::Next(const ImagePtr& 
     if (span) image->asked += MissingContent(*work.blobs[span->blob], *span);
   } else if (work.rest == Work::Rest::kNow) {
     image->status.Update(absl::ResourceExhaustedError(
-        fmt::format("the image does not fit the cache of {} bytes", image->may_ask)));
+        fmt::format("the image does not fit the cache of {} bytes", MayAsk(*image))));
     return std::nullopt;
+  } else if (work.rest == Work::Rest::kWhenIdle) {
+    if (!std::exchange(image->is_full, true)) {
+      spdlog::warn("prefetch waits for room: half of the cache is {} bytes", MayAsk(*image));
+    }
+    *wake = std::min(*wake, now + kRoomInterval);
   }
   if (work.readers != nullptr && !image->complete && !image->quiet) {
     const bool due = now - image->watched_at >= kWatchInterval;
@@ -347,7 +381,7 @@ std::optional<Prefetcher::Impl::Request> Prefetcher::Impl::NextPacked(const Imag
                                                                       uint64_t* bytes) {
   const Work& work = image->work;
   std::vector<BlobStore::PackedFrame> frames;
-  while (image->next_pack < work.pack.frames.size() && image->asked < image->may_ask) {
+  while (image->next_pack < work.pack.frames.size() && image->asked < MayAsk(*image)) {
     const PackContent::Frame& next = work.pack.frames[image->next_pack];
     const std::shared_ptr<Blob>& blob = work.blobs[next.blob];
     const uint32_t length = blob->frames()[next.frame].length;
@@ -359,6 +393,7 @@ std::optional<Prefetcher::Impl::Request> Prefetcher::Impl::NextPacked(const Imag
     *bytes += length;
   }
   if (frames.empty()) return std::nullopt;
+  ++image->packs_in_flight;
   return [this, image, frames = std::move(frames), pack = work.pack.object, stats = work.stats] {
     store_.FetchPacked(pack, frames, Priority::kBulk, stats, image->stop.get_token(),
                        [self = shared_from_this(), image](absl::Status status) {
@@ -366,7 +401,7 @@ std::optional<Prefetcher::Impl::Request> Prefetcher::Impl::NextPacked(const Imag
                          if (!status.ok() && !absl::IsCancelled(status)) {
                            spdlog::warn("prefetch: pack: {}", std::string(status.message()));
                          }
-                         self->Done(image, absl::OkStatus());
+                         self->Done(image, absl::OkStatus(), /*of_pack=*/true);
                        });
   };
 }
@@ -399,7 +434,7 @@ std::optional<FrameSpan> Prefetcher::Impl::NextRest(Image& image, uint64_t limit
 std::optional<FrameSpan> Prefetcher::Impl::NextStreamed(Image& image, uint64_t limit) {
   const uint64_t read = image.work.readers->read_bytes.load();
   const uint64_t since_seen = read - image.read_when_seen;
-  if (image.streamed > read + kStreamAhead || image.streamed > since_seen + image.may_ask / 4) {
+  if (image.streamed > read + kStreamAhead || image.streamed > since_seen + MayAsk(image) / 4) {
     return std::nullopt;
   }
   const std::optional<FrameSpan> span = NextRest(image, limit);
@@ -439,13 +474,13 @@ void Prefetcher::Impl::Watch(Image& image) {
   const uint64_t fetched = image.work.readers->fetched_frames.load();
   if (fetched == std::exchange(image.readers_fetched, fetched)) return;
   if (fetched < std::min(kStreamFrom, frames / kStreamFraction)) return;
-  uint64_t neighbours = 0;  // frames that follow one that is there
+  uint64_t runs = 0;  // of frames that are there
   for (const std::shared_ptr<Blob>& blob : image.work.blobs) {
-    for (uint32_t i = 1; i < blob->frames().size(); ++i) {
-      neighbours += blob->Present(i) && blob->Present(i - 1) ? 1 : 0;
+    for (uint32_t i = 0; i < blob->frames().size(); ++i) {
+      runs += blob->Present(i) && (i == 0 || !blob->Present(i - 1)) ? 1 : 0;
     }
   }
-  image.streaming = neighbours >= present / 4 * 3;
+  image.streaming = present >= runs * kStreamRun;
   image.read_when_seen = image.work.readers->read_bytes.load();
 }
 
@@ -455,7 +490,7 @@ Prefetcher::Impl::Request Prefetcher::Impl::MakeRequest(const ImagePtr& image,
           stats = image->work.stats] {
     blob->FetchBulk(span.first, span.end, priority, stats, image->stop.get_token(),
                     [self = shared_from_this(), image](absl::Status status) {
-                      self->Done(image, std::move(status));
+                      self->Done(image, std::move(status), /*of_pack=*/false);
                     });
   };
 }

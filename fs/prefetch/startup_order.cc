@@ -25,7 +25,7 @@ constexpr uint64_t kMaxContent = 64 << 20;
 constexpr size_t kMaxFiles = 256;
 // Files that are arguments of the program (scripts, configuration), each up to this size.
 constexpr uint64_t kMaxArgumentFile = 1 << 20;
-constexpr uint64_t kMaxNeighbours = 16 << 20;
+constexpr uint64_t kMaxNeighbours = 4 << 20;
 constexpr std::string_view kDefaultPath =
     "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 

@@ -21,7 +21,7 @@ struct StartupFrames {
   // 64 MiB of content at the most.
   std::vector<chunkstore::Touch> opened;
   // What lies beside them: files of the directories that the program's arguments are in, and the
-  // frames before and behind. As much as `opened` at the most, and no more than 16 MiB.
+  // frames before and behind. As much as `opened` at the most, and no more than 4 MiB.
   std::vector<chunkstore::Touch> neighbours;
 };
 

@@ -139,14 +139,60 @@ TEST_F(BulkFetchTest, FramesAreReadyBeforeTheRequestEnds) {
   attached->FetchBulk(0, 20, Priority::kBulk, nullptr, {}, bulk.Callback());
   origin->AwaitHeld(1);
   EXPECT_TRUE(ReadBlob(*attached, 2 * kFrameSize, kFrameSize).ok());
-  FetchResult later;
-  attached->Fetch(15 * kFrameSize, 1, Priority::kForeground, nullptr, later.Callback());
+  FetchResult later;  // of what is about to come
+  attached->Fetch(9 * kFrameSize, 1, Priority::kForeground, nullptr, later.Callback());
   EXPECT_FALSE(later.called());
   EXPECT_FALSE(bulk.called());
   origin->Release();
   EXPECT_TRUE(later.Wait().ok());
   EXPECT_TRUE(bulk.Wait().ok());
   EXPECT_THAT(origin->ranges(), SizeIs(1));  // the readers needed none of their own
+}
+
+// It claims what is free, and must not forget the rest, which whoever has it may let go of.
+TEST_F(BulkFetchTest, EndsWhenFramesOfOthersAreThereAsWell) {
+  const TestBlob blob = AddFrames(20);
+  const auto store = OpenStore();
+  const auto origin = NewOrigin();
+  const auto attached = Attach(*store, blob, origin);
+  origin->HoldStreamsAfter(0);
+  FetchResult first;
+  std::stop_source stop;
+  attached->FetchBulk(0, 10, Priority::kBulk, nullptr, stop.get_token(), first.Callback());
+  origin->AwaitHeld(1);
+  FetchResult second;
+  attached->FetchBulk(5, 10, Priority::kBulk, nullptr, {}, second.Callback());
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_FALSE(second.called());
+  stop.request_stop();  // after one frame, with the others unfetched
+  origin->Release();
+  EXPECT_TRUE(absl::IsCancelled(first.Wait()));
+  EXPECT_TRUE(second.Wait().ok());
+  for (uint32_t frame = 5; frame < 10; ++frame) EXPECT_TRUE(attached->Present(frame)) << frame;
+}
+
+TEST_F(BulkFetchTest, ReadersDoNotWaitForWhatAStreamBringsLater) {
+  const TestBlob blob = AddFrames(31);
+  const auto store = OpenStore();
+  const auto origin = NewOrigin();
+  const auto attached = Attach(*store, blob, origin);
+  origin->HoldStreamsAfter(2 << 20);
+  const auto stats = std::make_shared<ReadStats>();
+  FetchResult bulk;
+  attached->FetchBulk(0, 31, Priority::kBulk, stats, {}, bulk.Callback());
+  origin->AwaitHeld(1);
+  EXPECT_TRUE(ReadBlob(*attached, 25 * kFrameSize, 1).ok());
+  // Another request does not make two streams of one.
+  FetchResult other;
+  attached->FetchBulk(0, 31, Priority::kBulk, nullptr, {}, other.Callback());
+  EXPECT_THAT(origin->ranges(), SizeIs(2));
+  EXPECT_FALSE(bulk.called());
+  origin->Release();
+  EXPECT_TRUE(bulk.Wait().ok());
+  EXPECT_TRUE(other.Wait().ok());
+  EXPECT_THAT(origin->ranges(), SizeIs(2));
+  EXPECT_EQ(stats->fetched_frames, 30u);
+  EXPECT_TRUE(ReadBlob(*attached).value() == AddressSpace(blob));
 }
 
 TEST_F(BulkFetchTest, ReadersDoNotWaitForRequestsInTheQueue) {

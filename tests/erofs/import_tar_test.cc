@@ -137,6 +137,14 @@ TEST_F(ImportTarTest, DirectoriesWithoutAnEntryAreMarkedForTheMerge) {
   EXPECT_FALSE(is_marked(Import(TarWriter().Directory("./").Finish()).inode(Tree::kRoot)));
 }
 
+TEST_F(ImportTarTest, DirectoryInPlaceOfADeletedOneTakesNothingOfThatOne) {
+  TarWriter tar;
+  tar.File(".wh.d").File("d/new");
+  const Tree tree = Import(tar.Finish());
+  EXPECT_THAT(At(tree, "d").xattrs,
+              testing::ElementsAre(testing::Field(&Xattr::name, "trusted.overlay.opaque")));
+}
+
 TEST_F(ImportTarTest, NamesAreBytesWhateverTheirEncoding) {
   const std::string name = "\xff\xfe-\xc3\xa9-e\xcc\x81";  // neither valid nor in normal form
   TarWriter tar;

@@ -188,14 +188,17 @@ TEST(ImportTarXattrTest, FormsOfAclTextAreUnderstood) {
   }
 }
 
-TEST(ImportTarXattrTest, BinaryAclCountsMoreThanText) {
+TEST(ImportTarXattrTest, TextOfAnAclCountsMoreThanItsBinaryForm) {
   const PosixAcl acl = {{.tag = Tag::kOwner, .permissions = 7},
                         {.tag = Tag::kUser, .id = 5, .permissions = 4},
                         {.tag = Tag::kOwningGroup, .permissions = 0},
                         {.tag = Tag::kMask, .permissions = 4},
                         {.tag = Tag::kOther, .permissions = 0}};
-  const Inode inode = Import(
-      {{Name(kAccess), AclBytes(acl)}, {"SCHILY.acl.access", "user::---,group::---,other::---"}});
+  const Inode inode =
+      Import({{Name(kAccess), AclBytes({{.tag = Tag::kOwner, .permissions = 0},
+                                        {.tag = Tag::kOwningGroup, .permissions = 0},
+                                        {.tag = Tag::kOther, .permissions = 0}})},
+              {"SCHILY.acl.access", "user::rwx,user:5:r--,group::---,mask::r--,other::---"}});
   EXPECT_EQ(XattrOf(inode, kAccess), AclBytes(acl));
   EXPECT_EQ(inode.mode, S_IFREG | 0740);
 }

@@ -138,6 +138,12 @@ def _(layer):
     layer.raw(header("file"))
 
 
+@refused("tar.sparse-files-with-large-indexes", 'tar entry "s2".*chunk indexes')
+def _(layer):
+    for number in range(20):
+        layer.sparse_file(f"s{number}", 8 << 40, [((4 << 40) + 4096 * number, b"hello")])
+
+
 @refused("tar.entry-type-unknown", "type")
 def _(layer):
     layer.raw(header("vendor", b"Q", size=3))

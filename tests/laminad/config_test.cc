@@ -37,6 +37,7 @@ socket = "/run/lamina/snapshotter.sock"
 group = "containerd"
 containerd = "/run/other/containerd.sock"
 registries = ["localhost:5000", "registry.example:443"]
+layer-images = ["docker://registry.example/kits/", "oci:/srv/kits:"]
 referrers = false
 prefetch = false
 idle-seconds = 9
@@ -62,6 +63,8 @@ drain-seconds = 3
   EXPECT_EQ(config->containerd_socket, "/run/other/containerd.sock");
   EXPECT_EQ(config->snapshotter_registries,
             (std::vector<std::string>{"localhost:5000", "registry.example:443"}));
+  EXPECT_EQ(config->snapshotter_layer_images,
+            (std::vector<std::string>{"docker://registry.example/kits/", "oci:/srv/kits:"}));
   EXPECT_FALSE(config->snapshotter_referrers);
   EXPECT_FALSE(config->snapshotter_prefetch);
   EXPECT_EQ(config->snapshotter_idle, std::chrono::seconds(9));

@@ -49,6 +49,15 @@ TEST_F(MounterTest, MountsAndUnmounts) {
   }
 }
 
+TEST_F(MounterTest, ProcessThatDiedIsReplaced) {
+  const auto mounter = Start();
+  ASSERT_TRUE(mounter->MountErofs(Metadata(), {}, target(), false).ok());
+  ASSERT_EQ(::kill(mounter->process(), SIGKILL), 0);
+  const absl::Status noticed = mounter->Unmount(target());
+  EXPECT_TRUE(absl::IsUnavailable(noticed)) << noticed;
+  EXPECT_EQ(mounter->Unmount(target()), absl::OkStatus());
+}
+
 TEST_F(MounterTest, ErrorsAreThoseOfTheCalls) {
   const auto mounter = Start();
   const absl::Status missing = mounter->MountErofs(root() + "/absent", {}, target(), false);

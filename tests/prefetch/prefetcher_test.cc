@@ -115,6 +115,18 @@ TEST_F(PrefetcherTest, FirstErrorEndsTheWork) {
   EXPECT_TRUE(Start({.rest = Rest::kNow}).get().ok());
 }
 
+TEST_F(PrefetcherTest, FillGoesOnAfterAnError) {
+  AddFrames(100);
+  Open();
+  origin_->FailWith(absl::UnavailableError("the network is down"));
+  ticket_ = prefetcher_->Start({.blobs = blobs_, .rest = Rest::kWhenIdle});
+  while (origin_->ranges().empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  origin_->FailWith(absl::OkStatus());
+  while (blobs_[0]->present_frames() < 100) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
 TEST_F(PrefetcherTest, NothingIsBegunOnceTheTicketIsGone) {
   AddFrames(300);
   Open();
@@ -232,6 +244,26 @@ TEST_F(PrefetcherTest, RandomReadersAreNotStreamed) {
   for (uint64_t i = 0; i < 600; i += 5) {
     readers->read_bytes += 4096;
     ASSERT_TRUE(ReadBlob(*blobs_[0], i * kFrameSize, 4096, readers).ok());
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_EQ(stats->fetched_frames, 0u);
+}
+
+// A program and its libraries: pieces of 2 MiB that lie apart.
+TEST_F(PrefetcherTest, StartsAreNotStreamed) {
+  AddFrames(600);
+  Open();
+  const auto readers = std::make_shared<ReadStats>();
+  const auto stats = std::make_shared<ReadStats>();
+  ticket_ = prefetcher_->Start({.blobs = blobs_, .stats = stats, .readers = readers});
+  for (uint64_t library = 0; library < 15; ++library) {
+    for (uint64_t i = 0; i < 8; ++i) {
+      readers->read_bytes += kFrameSize;
+      ++readers->read_requests;
+      readers->activity.Wake();
+      const uint64_t offset = (40 * library + i) * kFrameSize;
+      ASSERT_TRUE(ReadBlob(*blobs_[0], offset, kFrameSize, readers).ok());
+    }
   }
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
   EXPECT_EQ(stats->fetched_frames, 0u);

@@ -32,7 +32,7 @@ class FixedFinder : public LayerFinder {
   absl::StatusOr<std::optional<LazyLayer>> Find(const LayerQuery&) override {
     if (!finds_) return std::nullopt;
     ASSIGN_OR_RETURN(const fs::Image image, engine_.OpenImage(image_, {}));
-    const auto attached = engine_.AttachLayers(image);
+    const auto attached = engine_.AttachLayers(image, /*on_others=*/false);
     RETURN_IF_ERROR(attached[0].status());
     return LazyLayer{.layer = image.layers[0], .image = image_, .marks = attached[0]->marks};
   }
@@ -192,7 +192,7 @@ TEST_F(SnapshotterTest, TheCacheKeepsWhatIsMounted) {
 
   const absl::StatusOr<fs::Image> image = engine_->OpenImage(image_.reference(), {});
   ASSERT_TRUE(image.ok()) << image.status();
-  ASSERT_TRUE(engine_->AttachLayers(*image)[0].ok());
+  ASSERT_TRUE(engine_->AttachLayers(*image, /*on_others=*/false)[0].ok());
   EXPECT_TRUE(images.Report().images.at(0).mounted);
   EXPECT_TRUE(absl::IsFailedPrecondition(images.Remove(image_.reference()).status()));
   Open();

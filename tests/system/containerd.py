@@ -180,7 +180,8 @@ def node(workspace, **settings):
     with registry(workspace.path("registry")) as server:
         values = {"socket": str(workspace.path("lamina.sock")),
                   "containerd": str(workspace.path("containerd.sock")),
-                  "registries": [server.host], "idle-seconds": 1, **settings}
+                  "registries": [server.host], "layer-images": [f"docker://{server.host}/"],
+                  "idle-seconds": 1, **settings}
         config = workspace.path("laminad.toml")
         lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
         config.write_text("\n".join(["[snapshotter]", *lines, ""]), encoding="utf-8")

@@ -375,6 +375,10 @@ def _(workspace):
     with node(workspace) as here:
         image = here.push_converted(three_layers(), "lazy")
         here.containerd.client("pull", image)
+        for other in ("oci:/etc/hidden:x", "docker://other.example/kit"):
+            refused = here.containerd.client("prepare", image, "wrong",
+                                             f"containerd.io/snapshot/lamina.layers={other}", status=1)
+            check("layer-images" in refused.stderr, refused.stderr)
 
         def toolkit(layer):
             layer.file("opt/kit/tool", b"tool\n")

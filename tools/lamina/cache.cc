@@ -181,6 +181,11 @@ void AddCache(CLI::App& app, Action& run) {
       ->required();
 }
 
+// For CLI11: what is wrong, or nothing.
+static std::string CheckAmount(const std::string& text) {
+  return std::string(fs::ParseAmount(text).status().message());
+}
+
 void AddCacheOptions(CLI::App& command, CacheFlags& flags) {
   command
       .add_option("--cache", flags.mode,
@@ -192,12 +197,14 @@ void AddCacheOptions(CLI::App& command, CacheFlags& flags) {
       .add_option("--cache-size", flags.size,
                   "What the content of all images may take on the disk: e.g. 50G, or 30% of the "
                   "file system")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(CheckAmount);
   command
       .add_option("--cache-free", flags.free,
                   "What must stay free of the file system, likewise: content is evicted if others "
                   "need more")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(CheckAmount);
 }
 
 absl::StatusOr<fs::CacheOptions> ParseCacheFlags(const CacheFlags& flags) {

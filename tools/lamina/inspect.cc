@@ -92,15 +92,23 @@ absl::StatusOr<int> Inspect(const Options& options) {
   return kExitOk;
 }
 
+absl::Status VerifyLayers(const fs::Image& image) {
+  ProgressLine line;
+  return fs::VerifyImage(
+      image, [&line](uint64_t done, uint64_t total) { line.Update("checked", done, total); });
+}
+
 absl::StatusOr<int> Verify(const Options& options) {
   RETURN_IF_ERROR(AbsoluteReference(options.image).status());
   ASSIGN_OR_RETURN(const fs::Image image, Open(options), "verify {}", options.image);
-  {
-    ProgressLine line;
-    RETURN_IF_ERROR(
-        fs::VerifyImage(
-            image, [&line](uint64_t done, uint64_t total) { line.Update("checked", done, total); }),
-        "verify {}", options.image);
+  if (absl::Status status = VerifyLayers(image); !status.ok()) {
+    if (options.json) {
+      PrintJson({{"image", options.image},
+                 {"manifest_digest", image.manifest_digest.ToString()},
+                 {"intact", false},
+                 {"error", std::string(status.message())}});
+    }
+    return Annotate(std::move(status), "verify " + options.image);
   }
   if (options.json) {
     PrintJson({{"image", options.image},

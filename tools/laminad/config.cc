@@ -85,6 +85,21 @@ std::optional<std::string> SetRegistries(const toml::node& node, Config& config)
   return std::nullopt;
 }
 
+std::optional<std::string> SetLayerImages(const toml::node& node, Config& config) {
+  constexpr const char* kWanted = "a list of what begins with \"docker://\" or \"oci:/\"";
+  const toml::array* list = node.as_array();
+  if (list == nullptr) return kWanted;
+  config.snapshotter_layer_images.clear();
+  for (const toml::node& element : *list) {
+    const auto prefix = element.value_exact<std::string>();
+    if (!prefix || !(prefix->starts_with("docker://") || prefix->starts_with("oci:/"))) {
+      return kWanted;
+    }
+    config.snapshotter_layer_images.push_back(*prefix);
+  }
+  return std::nullopt;
+}
+
 Setter Flag(bool Config::*field) {
   return [field](const toml::node& node, Config& config) -> std::optional<std::string> {
     const auto value = node.value_exact<bool>();
@@ -143,6 +158,7 @@ std::vector<Key> AllKeys() {
       {"snapshotter", "containerd",
        AbsolutePath(&Config::containerd_socket, /*may_be_empty=*/false)},
       {"snapshotter", "registries", SetRegistries},
+      {"snapshotter", "layer-images", SetLayerImages},
       {"snapshotter", "referrers", Flag(&Config::snapshotter_referrers)},
       {"snapshotter", "prefetch", Flag(&Config::snapshotter_prefetch)},
       {"metrics", "listen", SetListen},

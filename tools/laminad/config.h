@@ -31,7 +31,8 @@ struct Config {
   std::string snapshotter_group;   // members may use it; empty: only this user
   std::chrono::seconds snapshotter_idle{60};
   std::string containerd_socket = "/run/containerd/containerd.sock";
-  std::vector<std::string> snapshotter_registries;  // "HOST:PORT"
+  std::vector<std::string> snapshotter_registries;    // "HOST:PORT"
+  std::vector<std::string> snapshotter_layer_images;  // what their references may begin with
   bool snapshotter_referrers = true;
   bool snapshotter_prefetch = true;
 

@@ -61,11 +61,12 @@ absl::Status StartSnapshotter(const Config& config, fs::Engine& engine, UniqueFd
                                                   .referrers = config.snapshotter_referrers,
                                                   .prefetch = config.snapshotter_prefetch},
                                                  engine);
-  ASSIGN_OR_RETURN(
-      services.snapshotter,
-      snapshotter::Snapshotter::Open(
-          {.state = config.state, .registry = registry, .idle = config.snapshotter_idle}, engine,
-          std::move(finder)));
+  ASSIGN_OR_RETURN(services.snapshotter,
+                   snapshotter::Snapshotter::Open({.state = config.state,
+                                                   .registry = registry,
+                                                   .layer_images = config.snapshotter_layer_images,
+                                                   .idle = config.snapshotter_idle},
+                                                  engine, std::move(finder)));
   services.containerd = snapshotter::ContainerClient::Create(config.containerd_socket);
   ASSIGN_OR_RETURN(services.snapshots,
                    snapshotter::StartSnapshotService(services.snapshotter, std::move(socket)));

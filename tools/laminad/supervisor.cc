@@ -232,7 +232,13 @@ absl::Status Supervisor::OnTime() {
   if (trouble_since_ && ready_ && now >= ready_since_ + kWell) trouble_since_.reset();
   const bool patient = !trouble_since_ || now < *trouble_since_ + options_.give_up_after;
   if (!patient && !ready_ && stopping_ == Stopping::kNo) return GiveUp();
-  if (start_at_ && now >= *start_at_) return StartWorker();
+  if (!start_at_ || now < *start_at_) return absl::OkStatus();
+  // A machine without memory for a process now may have it soon: the mounts are kept until then.
+  if (absl::Status status = StartWorker(); !status.ok()) {
+    spdlog::error("start a worker: {}", std::string(status.message()));
+    messages_.Reset();
+    start_at_ = Clock::now() + kLongestPause;
+  }
   return absl::OkStatus();
 }
 

@@ -365,3 +365,11 @@ def _(image):
         layer.whiteout("file")
     with image.layer():
         pass
+
+
+@case("whiteout.of-a-directory-that-is-made-anew-without-an-entry")
+def _(image):
+    base(image)
+    with image.layer() as layer:
+        layer.whiteout("d")
+        layer.file("d/new", b"new")
