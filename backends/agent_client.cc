@@ -21,16 +21,28 @@ using agent::Frame;
 using agent::FrameType;
 using agent::ReadFrame;
 using agent::WriteFrame;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kPatience{60};
 
 absl::StatusOr<UniqueFd> Connect(const std::string& directory) {
-  return fs::ConnectUnix(directory, kAgentSocket);
+  ASSIGN_OR_RETURN(UniqueFd socket, fs::ConnectUnix(directory, kAgentSocket, kPatience));
+  RETURN_IF_ERROR(fs::SetSocketPatience(socket.get(), kPatience));
+  return socket;
+}
+
+// An error of a connection, or that came over it. kUnavailable is none of these.
+absl::Status OfConnection(absl::Status error) {
+  if (!absl::IsUnavailable(error)) return error;
+  return absl::AbortedError(error.message());
 }
 
 // What the agent says when our writing failed: the reason, if it gave one.
 absl::Status WhyWriteFailed(int socket, absl::Status failed) {
-  const absl::StatusOr<Frame> said = ReadFrame(socket);
-  if (said.ok() && said->type == FrameType::kError) return agent::DecodeError(said->content);
-  return failed;
+  const absl::StatusOr<Frame> said = ReadFrame(socket, steady_clock::now() + kPatience);
+  if (said.ok() && said->type == FrameType::kError) failed = agent::DecodeError(said->content);
+  return OfConnection(std::move(failed));
 }
 
 // A connection with its request on it.
@@ -49,9 +61,10 @@ absl::Status NotExpected(const Frame& frame) {
 }
 
 absl::StatusOr<Frame> ReadAnswer(int socket, FrameType expected) {
-  ASSIGN_OR_RETURN(Frame frame, ReadFrame(socket), "agent");
-  if (frame.type == FrameType::kError) return agent::DecodeError(frame.content);
-  if (frame.type != expected) return NotExpected(frame);
+  absl::StatusOr<Frame> frame = ReadFrame(socket, steady_clock::now() + kPatience);
+  RETURN_IF_ERROR(OfConnection(frame.status()), "agent");
+  if (frame->type == FrameType::kError) return OfConnection(agent::DecodeError(frame->content));
+  if (frame->type != expected) return NotExpected(*frame);
   return frame;
 }
 
@@ -78,22 +91,28 @@ ExecEnding ToEnding(agent::Ending ending) {
 // One exec on its connection.
 class Execution {
  public:
-  Execution(int socket, const ExecRequest& request)
+  Execution(int socket, const ExecRequest& request, const ExecPatience& patience)
       : socket_(socket),
         request_(request),
+        patience_(patience),
         stream_(socket),
         stdin_text_(request.stdin_text),
         stdin_open_(request.stdin_fd >= 0 || !stdin_text_.empty()) {}
 
   absl::StatusOr<ExecResult> Run() {
+    if (!patience_.from_start) SetDeadline();
     while (true) {
+      if (deadline_.has_value() && steady_clock::now() >= *deadline_) {
+        EndFor(ExecEnding::kTimeLimit, "its agent did not end it in time");
+        return std::move(result_);
+      }
       if (request_.stdin_fd < 0) SendText();
       std::array<pollfd, 3> waits{
           pollfd{socket_, static_cast<short>(POLLIN | (stream_.unsent() > 0 ? POLLOUT : 0))},
           pollfd{stdin_open_ && StdinRoom() > 0 ? request_.stdin_fd : -1, POLLIN},
           pollfd{request_.signal_fd, POLLIN},
       };
-      if (::poll(waits.data(), waits.size(), -1) < 0) {
+      if (::poll(waits.data(), waits.size(), PollTimeout()) < 0) {
         if (errno == EINTR) continue;
         return ErrnoStatus(errno, "poll");
       }
@@ -108,6 +127,27 @@ class Execution {
   }
 
  private:
+  void SetDeadline() {
+    constexpr milliseconds kLongest = std::chrono::hours(24 * 365);
+    if (request_.timeout.count() > 0) {
+      deadline_ = steady_clock::now() + std::min(request_.timeout, kLongest) + patience_.grace;
+    }
+  }
+  int PollTimeout() const {
+    if (!deadline_.has_value()) return -1;
+    constexpr int64_t kLongest = 3600 * 1000;
+    const auto left = std::chrono::ceil<milliseconds>(*deadline_ - steady_clock::now());
+    return static_cast<int>(std::clamp<int64_t>(left.count(), 0, kLongest));
+  }
+  // The agent did not say this.
+  void EndFor(ExecEnding ending, std::string_view detail) {
+    result_.ending = ending;
+    result_.signal = SIGKILL;
+    result_.wall_time =
+        std::chrono::duration_cast<std::chrono::microseconds>(steady_clock::now() - start_);
+    result_.output_bytes = seen_bytes_;
+    result_.detail = detail;
+  }
   void Send(FrameType type, std::string_view content) {
     stream_.Append(type, content);
     if (!stream_.Send().ok()) stdin_open_ = false;
@@ -159,10 +199,7 @@ class Execution {
   absl::StatusOr<bool> TakeFrames() {
     const absl::Status received = stream_.Receive();
     if (absl::IsUnavailable(received)) {
-      result_.ending = ExecEnding::kSandboxDied;
-      result_.signal = SIGKILL;
-      result_.output_bytes = seen_bytes_;
-      result_.detail = "the sandbox ended while the program ran";
+      EndFor(ExecEnding::kSandboxDied, "the sandbox ended while the program ran");
       return true;
     }
     RETURN_IF_ERROR(received, "agent");
@@ -174,12 +211,18 @@ class Execution {
         return true;
       }
       RETURN_IF_ERROR(TakeFrame(*frame));
+      // An agent sends no more than that, and says that it was too much.
+      if (request_.output_limit > 0 && seen_bytes_ > request_.output_limit) {
+        EndFor(ExecEnding::kOutputLimit, "its agent did not end it for its output");
+        return true;
+      }
     }
   }
 
   absl::Status TakeFrame(const Frame& frame) {
     switch (frame.type) {
       case FrameType::kStarted:
+        if (patience_.from_start && !deadline_.has_value()) SetDeadline();
         return absl::OkStatus();
       case FrameType::kStdout:
         Keep(Stream::kStdout, frame.content);
@@ -198,7 +241,7 @@ class Execution {
         return absl::OkStatus();
       }
       case FrameType::kError:
-        return agent::DecodeError(frame.content);
+        return OfConnection(agent::DecodeError(frame.content));
       default:
         return NotExpected(frame);
     }
@@ -228,6 +271,9 @@ class Execution {
 
   const int socket_;
   const ExecRequest& request_;
+  const ExecPatience& patience_;
+  const steady_clock::time_point start_ = steady_clock::now();
+  std::optional<steady_clock::time_point> deadline_;
   agent::FrameStream stream_;
   std::string_view stdin_text_;
   bool stdin_open_;
@@ -243,15 +289,15 @@ CopyCount ToCount(const agent::TreeCount& count) {
 }  // namespace
 
 bool AgentListens(const std::string& directory) {
-  const absl::Status connected = Connect(directory).status();
+  const absl::Status connected = fs::ConnectUnix(directory, kAgentSocket, milliseconds(0)).status();
   return !absl::IsUnavailable(connected) && !absl::IsNotFound(connected);
 }
 
 absl::StatusOr<ExecResult> AgentExec(const std::string& directory,
-                                     const agent::ExecMessage& message,
-                                     const ExecRequest& request) {
+                                     const agent::ExecMessage& message, const ExecRequest& request,
+                                     const ExecPatience& patience) {
   ASSIGN_OR_RETURN(const UniqueFd socket, Ask(directory, FrameType::kExec, agent::Encode(message)));
-  return Execution(socket.get(), request).Run();
+  return Execution(socket.get(), request, patience).Run();
 }
 
 absl::StatusOr<agent::InfoMessage> AgentInfo(const std::string& directory) {
@@ -288,16 +334,19 @@ absl::StatusOr<CopyCount> AgentGet(const std::string& directory, const std::stri
                                    const std::string& to, uint64_t max_bytes) {
   ASSIGN_OR_RETURN(const UniqueFd socket, Ask(directory, FrameType::kGetTree,
                                               agent::Encode(agent::TreeMessage{.path = path})));
-  ASSIGN_OR_RETURN(const agent::TreeCount count,
-                   agent::ReceiveTree(socket.get(), to, {.max_bytes = max_bytes}));
-  return ToCount(count);
+  const absl::StatusOr<agent::TreeCount> count =
+      agent::ReceiveTree(socket.get(), to, {.max_bytes = max_bytes});
+  RETURN_IF_ERROR(OfConnection(count.status()));
+  return ToCount(*count);
 }
 
 absl::StatusOr<std::string> AgentGetFile(const std::string& directory, const std::string& path,
                                          uint64_t max_bytes) {
   ASSIGN_OR_RETURN(const UniqueFd socket, Ask(directory, FrameType::kGetTree,
                                               agent::Encode(agent::TreeMessage{.path = path})));
-  return agent::ReceiveFile(socket.get(), max_bytes);
+  absl::StatusOr<std::string> content = agent::ReceiveFile(socket.get(), max_bytes);
+  RETURN_IF_ERROR(OfConnection(content.status()));
+  return content;
 }
 
 }  // namespace lamina::backends

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The launcher's side of the agent's protocol. What an agent answers is not trusted.
+//
+// kUnavailable means that nothing listens: the sandbox has ended. No error that an agent gives, and no
+// connection that breaks, is told so. A request that the agent does not go on with for a minute is
+// given up with kDeadlineExceeded.
 #ifndef LAMINA_BACKENDS_AGENT_CLIENT_H_
 #define LAMINA_BACKENDS_AGENT_CLIENT_H_
 
+#include <chrono>
 #include <string>
 
 #include "backends/agent/messages.h"
@@ -15,13 +20,21 @@ namespace lamina::backends {
 inline constexpr const char* kAgentSocket = "agent.sock";
 
 // Whether an agent listens in the sandbox's directory, as far as is known: false says that none does.
-// Not for frozen ones, which do not take connections: one too many would wait.
+// One that takes no connections, since it is frozen or busy, listens.
 bool AgentListens(const std::string& directory);
 
-// Runs `message` with the streams of `request`. kUnavailable if there is no agent; an agent that goes
-// meanwhile gives kSandboxDied.
+// Runs `message` with the streams of `request`. An agent that goes meanwhile gives kSandboxDied. One
+// that does not keep to the limits of time and output, which are its to watch, is left alone with the
+// program, and the result is as if it had; what it then does is its sandbox' affair.
+struct ExecPatience {
+  std::chrono::milliseconds grace = std::chrono::seconds(30);  // beyond the request's timeout
+  // The timeout counts from when the agent says that the program has started, for agents that are
+  // trusted to say so, and have programs wait for their turn.
+  bool from_start = false;
+};
 absl::StatusOr<ExecResult> AgentExec(const std::string& directory,
-                                     const agent::ExecMessage& message, const ExecRequest& request);
+                                     const agent::ExecMessage& message, const ExecRequest& request,
+                                     const ExecPatience& patience = {});
 
 absl::StatusOr<agent::InfoMessage> AgentInfo(const std::string& directory);
 absl::Status AgentCloseSession(const std::string& directory, const std::string& name);

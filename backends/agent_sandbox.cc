@@ -127,8 +127,11 @@ absl::StatusOr<ExecResult> AgentSandbox::Exec(const ExecRequest& request) {
   if (backend_->Paused(directory_, record_))
     return absl::FailedPreconditionError(fmt::format("{} is paused", Name()));
   const uint64_t kills_before = group.MemoryKills();
-  absl::StatusOr<ExecResult> result = AgentExec(directory_, message, request);
-  if (absl::IsUnavailable(result.status())) {
+  // A pool's agent runs outside of the sandbox, and calls wait for their turn.
+  absl::StatusOr<ExecResult> result =
+      AgentExec(directory_, message, request, {.from_start = capabilities().call_files});
+  const bool broke_off = absl::IsAborted(result.status());
+  if (absl::IsUnavailable(result.status()) || (broke_off && !AgentListens(directory_))) {
     return absl::NotFoundError(fmt::format("{} has ended", Name()));
   }
   RETURN_IF_ERROR(result.status(), "{}", Name());
@@ -200,7 +203,10 @@ absl::Status AgentSandbox::Snapshot(const std::string& name) {
   }
   if (State() == SandboxState::kDead) return CheckRunning();
   // Whole, or not there. A dot in front: no name of a snapshot.
-  ASSIGN_OR_RETURN(TemporaryDirectory making, TemporaryDirectory::Create(parent, ".making-"));
+  ASSIGN_OR_RETURN(TemporaryDirectory making,
+                   TemporaryDirectory::Create(parent, kHalfMadeSnapshot));
+  // Whoever removes leftovers may have taken it for one before it was locked; then this fails.
+  ASSIGN_OR_RETURN(const UniqueFd lock, LockDirectory(making.path()));
   if (capabilities().memory_snapshot) {
     RETURN_IF_ERROR(backend_->Save(directory_, making.path()), "snapshot {} of {}", name, Name());
   } else {
@@ -239,7 +245,7 @@ absl::StatusOr<SandboxStats> AgentSandbox::Stats() {
   stats.cpu_time = usage.cpu_time;
   stats.processes = usage.processes;
   ASSIGN_OR_RETURN(stats.disk_bytes, backend_->DiskBytes(directory_), "{}", Name());
-  stats.uptime = std::chrono::milliseconds(NowMilliseconds() - record_.created_ms);
+  stats.uptime = Age(record_).value_or(std::chrono::milliseconds(0));
   if (state == SandboxState::kRunning) {  // a paused one does not answer
     ASSIGN_OR_RETURN(agent::InfoMessage info, AgentInfo(directory_), "{}", Name());
     stats.running_execs = info.running;

@@ -10,11 +10,14 @@ namespace lamina::backends {
 
 absl::Status Backend::Pause(const std::string&, const Record& record) const {
   ASSIGN_OR_RETURN(const Cgroup group, Cgroup::Of(record.cgroup));
+  // A commit that has stopped it would let it go on.
+  ASSIGN_OR_RETURN(const UniqueFd lock, group.Lock());
   return group.Freeze();
 }
 
 absl::Status Backend::Resume(const std::string&, const Record& record) const {
   ASSIGN_OR_RETURN(const Cgroup group, Cgroup::Of(record.cgroup));
+  ASSIGN_OR_RETURN(const UniqueFd lock, group.Lock());
   return group.Thaw();
 }
 

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -28,6 +29,8 @@ constexpr std::chrono::seconds kPatience{10};
 constexpr uint64_t kCpuPeriod = 100'000;  // microseconds
 // Those of version 1 that are used.
 constexpr const char* kControllers[] = {"memory", "cpu", "cpuacct", "pids", "freezer"};
+
+constexpr std::string_view kPrograms = "programs";  // in a group: see MakePrograms
 
 bool Exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
 
@@ -59,6 +62,16 @@ void HandDown(const std::string& directory) {
   for (const char* controller : {"+memory", "+cpu", "+pids"}) {
     WriteText(directory + "/cgroup.subtree_control", controller).IgnoreError();
   }
+}
+
+// Version 2.
+bool HasController(const std::string& directory, std::string_view controller) {
+  std::istringstream words(ReadPseudoFile(directory + "/cgroup.controllers"));
+  std::string word;
+  while (words >> word) {
+    if (word == controller) return true;
+  }
+  return false;
 }
 
 absl::Status MakeDirectories(const std::string& root, const std::string& name, bool hand_down) {
@@ -229,6 +242,31 @@ absl::Status Cgroup::Add(pid_t process) const {
   return absl::OkStatus();
 }
 
+absl::StatusOr<UniqueFd> Cgroup::MakePrograms() const {
+  const std::string programs = File("pids", kPrograms);
+  // A group of version 2 has what was handed down to it.
+  if (programs.empty() || (version_ == 2 && !HasController(File("", ""), "pids"))) {
+    return absl::UnimplementedError("this machine has no control of the number of processes");
+  }
+  if (::mkdir(programs.c_str(), 0755) != 0 && errno != EEXIST) {
+    return ErrnoStatus(errno, "make control group " + programs);
+  }
+  return OpenFile(programs + "/cgroup.procs", O_WRONLY);
+}
+
+absl::Status Cgroup::LimitPrograms(pid_t starter, uint64_t processes) const {
+  if (version_ == 2) {
+    const std::string own = File("", "starter");
+    if (::mkdir(own.c_str(), 0755) != 0 && errno != EEXIST) {
+      return ErrnoStatus(errno, "make control group " + own);
+    }
+    RETURN_IF_ERROR(WriteText(own + "/cgroup.procs", std::to_string(starter)));
+    // Nothing but this: memory that is counted further down is not counted as this group's own.
+    RETURN_IF_ERROR(WriteText(File("", "cgroup.subtree_control"), "+pids"));
+  }
+  return WriteText(File("pids", fmt::format("{}/pids.max", kPrograms)), std::to_string(processes));
+}
+
 std::string Cgroup::MemoryEventsFile() const {
   // Local: not of groups below, as with version 1.
   return File("memory", version_ == 2 ? "memory.events.local" : "memory.oom_control");
@@ -268,6 +306,16 @@ std::vector<pid_t> Cgroup::Processes() const {
   return {found.begin(), found.end()};
 }
 
+absl::StatusOr<UniqueFd> Cgroup::Lock() const {
+  const std::string directory = File("freezer", "");
+  if (directory.empty()) return absl::UnimplementedError("this machine cannot freeze processes");
+  ASSIGN_OR_RETURN(UniqueFd lock, OpenFile(directory, O_RDONLY | O_DIRECTORY));
+  while (::flock(lock.get(), LOCK_EX) != 0) {
+    if (errno != EINTR) return ErrnoStatus(errno, "lock " + directory);
+  }
+  return lock;
+}
+
 bool Cgroup::Frozen() const {
   if (version_ == 2) return ReadNumber("", "cgroup.events", "frozen") == 1;
   return ReadPseudoFile(File("freezer", "freezer.state")).starts_with("FROZEN");
@@ -294,7 +342,14 @@ absl::Status Cgroup::SetFrozen(bool frozen) const {
                                             : "its processes stay frozen");
 }
 
-absl::Status Cgroup::Freeze() const { return SetFrozen(true); }
+absl::Status Cgroup::Freeze() const {
+  absl::Status frozen = SetFrozen(true);
+  if (!frozen.ok()) {
+    const auto [file, text] = ThawFile();
+    WriteText(file, text).IgnoreError();
+  }
+  return frozen;
+}
 absl::Status Cgroup::Thaw() const { return SetFrozen(false); }
 
 absl::Status Cgroup::KillAll() const {

@@ -50,6 +50,19 @@ class Cgroup {
   const std::string& name() const { return name_; }
 
   absl::Status Add(pid_t process) const;
+
+  // Counts the processes that somebody starts apart from the starter's own, who can thus go on when
+  // they are as many as they may be. Memory and processor time stay this group's, of both together.
+  //
+  // MakePrograms makes a group below this one and returns its open cgroup.procs: whoever writes "0"
+  // to it moves there, and what he forks is born there. Linux lets processes move into a group that is
+  // full; only forks fail there. LimitPrograms sets the limit. It is called once `starter` runs, the
+  // one process in this group: with version 2 he moves to a group of his own, since one that has
+  // processes cannot divide what it has (admin-guide/cgroup-v2.rst, "No Internal Process Constraint").
+  // kUnimplemented if this machine does not count processes.
+  absl::StatusOr<UniqueFd> MakePrograms() const;
+  absl::Status LimitPrograms(pid_t starter, uint64_t processes) const;
+
   absl::StatusOr<CgroupUsage> Usage() const;
   // How many processes the kernel killed here for want of memory; 0 if it does not say.
   uint64_t MemoryKills() const;
@@ -60,7 +73,11 @@ class Cgroup {
   std::string MemoryPeakFile() const;
   std::string MemoryUsageFile() const;
 
-  // Version 1 answers when all are frozen; version 2 as well, by cgroup.events.
+  // Waits for whoever else stops the group's processes for a time, or lets them go on, and keeps others
+  // from it. It lasts as long as the descriptor and its copies. Freeze and Thaw do not ask for it.
+  absl::StatusOr<UniqueFd> Lock() const;
+  // Version 1 answers when all are frozen; version 2 as well, by cgroup.events. If not all can be frozen
+  // none stays so.
   absl::Status Freeze() const;
   absl::Status Thaw() const;
   bool Frozen() const;

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <utility>
 
 #include "backends/agent_client.h"
 #include "backends/backend.h"
@@ -63,12 +64,20 @@ absl::Status ContainerBackend::Start(const StartRequest& request, Record& record
   }
   // Made here and not by the runtime: limits are the same code for all backends.
   Limits limits = record.limits;
-  constexpr uint64_t kAgentThreads = 16;
-  if (limits.processes > 0) limits.processes += kAgentThreads;
-  RETURN_IF_ERROR(Cgroup::Create(record.cgroup, limits).status());
+  const uint64_t processes = std::exchange(limits.processes, 0);
+  ASSIGN_OR_RETURN(const Cgroup group, Cgroup::Create(record.cgroup, limits));
 
   std::vector<std::string> arguments = {"--listen-fd=3",
                                         fmt::format("--capabilities={:x}", kSandboxCapabilities)};
+  std::vector<int> descriptors = {request.listener};
+  // Programs are counted without the agent: it answers, and starts others, when they are as many as
+  // they may be. It cannot open their group itself: a container sees no control groups.
+  UniqueFd programs;
+  if (processes > 0) {
+    ASSIGN_OR_RETURN(programs, group.MakePrograms());
+    arguments.emplace_back("--group-fd=4");
+    descriptors.push_back(programs.get());
+  }
   if (record.ttl_ms > 0) arguments.push_back(fmt::format("--ttl-ms={}", record.ttl_ms));
   if (record.idle_ttl_ms > 0) {
     arguments.push_back(fmt::format("--idle-ttl-ms={}", record.idle_ttl_ms));
@@ -87,7 +96,8 @@ absl::Status ContainerBackend::Start(const StartRequest& request, Record& record
                                                         .bundle = request.directory,
                                                         .id = record.id,
                                                         .root = request.directory + "/runtime",
-                                                        .descriptor = request.listener}));
+                                                        .descriptors = std::move(descriptors)}));
+  if (processes > 0) RETURN_IF_ERROR(group.LimitPrograms(record.first_process, processes));
   return absl::OkStatus();
 }
 

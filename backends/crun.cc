@@ -149,30 +149,31 @@ absl::StatusOr<pid_t> StartDetached(const DetachedContainer& container) {
   }
   const std::string log = container.bundle + "/runtime.log";
   const std::string pid_file = container.bundle + "/pid";
+  const std::string preserve = fmt::format("--preserve-fds={}", container.descriptors.size());
   const std::vector<std::string> arguments = {"--root=" + container.root,
                                               "--log=" + log,
                                               "--log-format=json",
                                               "run",
                                               "--detach",
-                                              "--preserve-fds=1",
+                                              preserve,
                                               "--bundle=" + container.bundle,
                                               "--pid-file=" + pid_file,
                                               container.id};
   std::vector<const char*> words;
   for (const std::string& argument : arguments) words.push_back(argument.c_str());
   const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
-  constexpr int kPassed = 3;
+  std::vector<int> passed = container.descriptors;
   const pid_t child = ::fork();
   if (child < 0) return ErrnoStatus(errno, "fork");
   if (child == 0) {
     for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
       ::dup2(null.get(), stream);
     }
-    if (container.descriptor == kPassed) {
-      ::fcntl(kPassed, F_SETFD, 0);
-    } else {
-      ::dup2(container.descriptor, kPassed);
-    }
+    // Out of the way first: one may have the number that another one gets.
+    constexpr int kOutOfTheWay = 64;
+    for (int& descriptor : passed) descriptor = ::fcntl(descriptor, F_DUPFD_CLOEXEC, kOutOfTheWay);
+    int next = STDERR_FILENO + 1;
+    for (const int descriptor : passed) ::dup2(descriptor, next++);
     sigset_t none;
     ::sigemptyset(&none);
     ExecCrun(none, std::move(words), runtime);

@@ -8,6 +8,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "chunkstore/base/status.h"
 
@@ -26,8 +27,8 @@ struct DetachedContainer {
   std::string runtime = "crun";  // or "runc"
   std::string bundle;
   std::string id;
-  std::string root;     // where the runtime keeps what it knows of it; removed with the container
-  int descriptor = -1;  // becomes descriptor 3 of the container's first process
+  std::string root;  // where the runtime keeps what it knows of it; removed with the container
+  std::vector<int> descriptors;  // become descriptors 3, 4, ... of the container's first process
 };
 // Starts a container and returns when its first process runs, with its number. It has no standard
 // streams. Its control groups are made by the runtime; who removes them, after killing what is in

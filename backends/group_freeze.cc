@@ -80,7 +80,10 @@ absl::StatusOr<std::vector<Cgroup>> GroupsOnMount(const std::string& target) {
   std::map<std::string, Cgroup> groups;
   for (const auto& [pid, place] : processes) {
     if (!is_on_mount(place) || pid == ::getpid()) continue;
-    ASSIGN_OR_RETURN(const std::optional<Cgroup> group, Cgroup::OfProcess(pid));
+    absl::StatusOr<std::optional<Cgroup>> of_process = Cgroup::OfProcess(pid);
+    if (absl::IsNotFound(of_process.status())) continue;  // it has ended meanwhile
+    RETURN_IF_ERROR(of_process.status());
+    const std::optional<Cgroup>& group = *of_process;
     if (!group) {
       return absl::FailedPreconditionError(fmt::format(
           "process {}, which runs on {}, has no control group of its own, and cannot be paused",
@@ -103,6 +106,12 @@ absl::StatusOr<std::vector<Cgroup>> GroupsOnMount(const std::string& target) {
   return found;
 }
 
+GroupFreeze::GroupFreeze(std::vector<Cgroup> groups)
+    : groups_([&groups] {
+        std::ranges::sort(groups, {}, &Cgroup::name);
+        return std::move(groups);
+      }()) {}
+
 absl::Status GroupFreeze::StartGuard() {
   std::vector<std::pair<std::string, std::string>> thaw;
   for (const Cgroup& group : frozen_) thaw.push_back(group.ThawFile());
@@ -110,17 +119,26 @@ absl::Status GroupFreeze::StartGuard() {
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) return ErrnoStatus(errno, "pipe");
   const UniqueFd theirs(ends[0]);
   guard_pipe_ = UniqueFd(ends[1]);
+  // Locked until the groups go on, whoever lets them.
+  std::vector<int> kept = {theirs.get()};
+  for (const UniqueFd& lock : locks_) kept.push_back(lock.get());
+  std::ranges::sort(kept);
   sigset_t all;
   sigset_t before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);  // what ends this process must not end the guard
   guard_ = ::fork();
   if (guard_ == 0) {
-    constexpr int kPipe = STDERR_FILENO + 1;
-    if (theirs.get() != kPipe) ::dup2(theirs.get(), kPipe);
-    ::close_range(kPipe + 1, ~0U, 0);  // the other end, and locks that others wait for
+    // The other end, and what others wait for.
+    unsigned next = STDERR_FILENO + 1;
+    for (const int fd : kept) {
+      const auto number = static_cast<unsigned>(fd);
+      if (number > next) ::close_range(next, number - 1, 0);
+      next = std::max(next, number + 1);
+    }
+    ::close_range(next, ~0U, 0);
     ::setsid();
-    Guard(kPipe, thaw);
+    Guard(theirs.get(), thaw);
   }
   const int error = errno;
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -132,6 +150,14 @@ absl::Status GroupFreeze::StartGuard() {
 }
 
 absl::Status GroupFreeze::Begin() {
+  for (const Cgroup& group : groups_) {
+    absl::StatusOr<UniqueFd> lock = group.Lock();
+    if (!lock.ok()) {
+      End();
+      return Annotate(lock.status(), "control group " + group.name());
+    }
+    locks_.push_back(*std::move(lock));
+  }
   for (const Cgroup& group : groups_) {
     if (!group.Frozen()) frozen_.push_back(group);
   }
@@ -152,10 +178,10 @@ void GroupFreeze::End() {
   }
   frozen_.clear();
   guard_pipe_.Reset();
-  if (guard_ == 0) return;
-  while (::waitpid(guard_, nullptr, 0) < 0 && errno == EINTR) {
+  while (guard_ > 0 && ::waitpid(guard_, nullptr, 0) < 0 && errno == EINTR) {
   }
   guard_ = 0;
+  locks_.clear();
 }
 
 }  // namespace lamina::backends

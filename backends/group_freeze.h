@@ -20,10 +20,11 @@ namespace lamina::backends {
 absl::StatusOr<std::vector<Cgroup>> GroupsOnMount(const std::string& target);
 
 // Freezes groups and lets them go on when it goes; also if this process is killed meanwhile: a child
-// waits for that. Groups that are frozen already stay so.
+// waits for that. Groups that are frozen already stay so. From Begin to End nobody else who asks for a
+// group's lock freezes it or lets it go on: Begin waits for them.
 class GroupFreeze {
  public:
-  explicit GroupFreeze(std::vector<Cgroup> groups) : groups_(std::move(groups)) {}
+  explicit GroupFreeze(std::vector<Cgroup> groups);
   GroupFreeze(const GroupFreeze&) = delete;
   GroupFreeze& operator=(const GroupFreeze&) = delete;
   ~GroupFreeze() { End(); }
@@ -34,9 +35,10 @@ class GroupFreeze {
  private:
   absl::Status StartGuard();
 
-  const std::vector<Cgroup> groups_;
-  std::vector<Cgroup> frozen_;  // by this object
-  UniqueFd guard_pipe_;         // closed: the guard ends
+  const std::vector<Cgroup> groups_;  // by name: all lock them in the same order
+  std::vector<UniqueFd> locks_;       // the guard has them as well
+  std::vector<Cgroup> frozen_;        // by this object
+  UniqueFd guard_pipe_;               // closed: the guard ends
   pid_t guard_ = 0;
 };
 

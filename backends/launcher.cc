@@ -12,6 +12,7 @@
 #include "backends/agent_client.h"
 #include "backends/agent_sandbox.h"
 #include "backends/oci_bundle.h"
+#include "chunkstore/base/remove_tree.h"
 #include "fs/engine/socket.h"
 #include "fs/image/image.h"
 
@@ -141,7 +142,7 @@ absl::Status Launcher::Fill(Record& record, const Backend& backend,
   record.backend = backend.name();
   record.runtime = options.runtime;
   record.reclaim = options.reclaim;
-  record.created_ms = NowMilliseconds();
+  RETURN_IF_ERROR(SetCreated(record));
   record.ttl_ms = static_cast<uint64_t>(std::max<int64_t>(options.ttl.count(), 0));
   record.idle_ttl_ms = static_cast<uint64_t>(std::max<int64_t>(options.idle_ttl.count(), 0));
   record.limits = options.limits;
@@ -240,7 +241,7 @@ absl::StatusOr<std::unique_ptr<Sandbox>> Launcher::Create(const Backend& backend
   listener.Reset();
   RETURN_IF_ERROR(AgentInfo(directory).status(), "start {}", backend.name());
   record.complete = true;
-  record.created_ms = NowMilliseconds();  // its time begins now
+  RETURN_IF_ERROR(SetCreated(record));  // its time begins now
   RETURN_IF_ERROR(WriteRecord(directory, record));
   cleanup.Keep();
   return MakeAgentSandbox(options_, &backend, std::move(record));
@@ -285,8 +286,9 @@ bool Launcher::IsLeftover(const std::string& id) {
   // An error says nothing about what runs there.
   if (!record.ok()) return false;
   if (!record->complete) return true;
-  const int64_t age = NowMilliseconds() - record->created_ms;
-  if (record->ttl_ms > 0 && age > static_cast<int64_t>(record->ttl_ms)) return true;
+  // One of before the machine started has ended with it.
+  const auto age = Age(*record).value_or(std::chrono::milliseconds::max());
+  if (record->ttl_ms > 0 && static_cast<uint64_t>(age.count()) > record->ttl_ms) return true;
   if (record->ttl_ms == 0 && record->idle_ttl_ms == 0) return false;
   // Its agent ended it; a sandbox that was killed looks the same.
   const absl::StatusOr<std::unique_ptr<Sandbox>> sandbox = Find(id);
@@ -302,6 +304,20 @@ absl::Status Launcher::RemoveLeftovers() {
     if (!lock.ok() || !IsLeftover(id)) continue;
     result.Update(
         Annotate(RemoveSandbox(options_, DirectoryOf(id)), "remove what is left of sandbox " + id));
+  }
+  result.Update(RemoveHalfMadeSnapshots());
+  return result;
+}
+
+absl::Status Launcher::RemoveHalfMadeSnapshots() const {
+  absl::Status result;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(SnapshotsDirectory(options_), error), end;
+       !error && entry != end; entry.increment(error)) {
+    if (!entry->path().filename().string().starts_with(kHalfMadeSnapshot)) continue;
+    // Whoever makes it has the lock.
+    const absl::StatusOr<UniqueFd> lock = LockDirectory(entry->path());
+    if (lock.ok()) result.Update(RemoveTree(entry->path()));
   }
   return result;
 }
@@ -321,12 +337,10 @@ absl::StatusOr<std::vector<std::string>> Launcher::Snapshots() {
 absl::Status Launcher::RemoveSnapshot(const std::string& name) {
   RETURN_IF_ERROR(CheckName(name, "snapshot"));
   const std::string path = SnapshotsDirectory(options_) + "/" + name;
-  std::error_code error;
-  if (std::filesystem::remove_all(path, error) == 0 && !error) {
+  if (::access(path.c_str(), F_OK) != 0) {
     return absl::NotFoundError(fmt::format("there is no snapshot '{}'", name));
   }
-  if (error) return absl::InternalError(fmt::format("remove {}: {}", path, error.message()));
-  return absl::OkStatus();
+  return RemoveTree(path);
 }
 
 }  // namespace lamina::backends

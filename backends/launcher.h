@@ -45,8 +45,8 @@ class Launcher {
   // Waits for others who make, remove or look at it.
   absl::Status Remove(const std::string& id);
 
-  // Removes what nobody waits for: sandboxes whose time to live is over, and what killed launchers
-  // left half made. A sandbox that died by itself, or whose record cannot be read, stays until it is
+  // Removes what nobody waits for: sandboxes whose time to live is over, and sandboxes and snapshots that
+  // killed launchers left half made. A sandbox that died by itself, or whose record cannot be read, stays until it is
   // removed. Names in its error what could not be removed; the others are.
   absl::Status RemoveLeftovers();
 
@@ -59,6 +59,7 @@ class Launcher {
     return SandboxesDirectory(options_) + "/" + id;
   }
   bool IsLeftover(const std::string& id);
+  absl::Status RemoveHalfMadeSnapshots() const;
   absl::Status Fill(Record& record, const Backend& backend, const SandboxOptions& options) const;
 
   const LauncherOptions options_;

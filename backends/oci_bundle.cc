@@ -162,9 +162,18 @@ json DefaultCapabilities() {
 constexpr uint64_t Bit(int capability) { return uint64_t{1} << capability; }
 
 json MaskedPaths() {
-  return {"/proc/acpi",          "/proc/asound",     "/proc/kcore",       "/proc/keys",
-          "/proc/latency_stats", "/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug",
-          "/proc/scsi",          "/sys/firmware"};
+  return {"/proc/acpi",
+          "/proc/asound",
+          "/proc/interrupts",
+          "/proc/kcore",
+          "/proc/keys",
+          "/proc/latency_stats",
+          "/proc/timer_list",
+          "/proc/timer_stats",
+          "/proc/sched_debug",
+          "/proc/scsi",
+          "/sys/devices/virtual/powercap",
+          "/sys/firmware"};
 }
 
 json ReadOnlyPaths() {

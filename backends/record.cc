@@ -4,12 +4,14 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <limits>
 
+#include "backends/agent/pseudo_file.h"
 #include "chunkstore/base/json.h"
 
 namespace lamina::backends {
@@ -36,6 +38,14 @@ absl::StatusOr<std::string> Text(const oci::Field& record, std::string_view key)
   return field.String();
 }
 
+uint64_t BoottimeMilliseconds() {
+  timespec now{};
+  ::clock_gettime(CLOCK_BOOTTIME, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1000 + static_cast<uint64_t>(now.tv_nsec) / 1'000'000;
+}
+
+std::string BootId() { return agent::ReadPseudoFile("/proc/sys/kernel/random/boot_id"); }
+
 }  // namespace
 
 absl::Status WriteRecord(const std::string& directory, const Record& record) {
@@ -50,6 +60,8 @@ absl::Status WriteRecord(const std::string& directory, const Record& record) {
       {"runtime", record.runtime},
       {"complete", record.complete ? 1 : 0},
       {"created_ms", record.created_ms},
+      {"created_boottime_ms", record.created_boottime_ms},
+      {"boot_id", record.boot_id},
       {"ttl_ms", record.ttl_ms},
       {"idle_ttl_ms", record.idle_ttl_ms},
       {"memory_bytes", record.limits.memory_bytes},
@@ -94,6 +106,10 @@ absl::StatusOr<Record> ReadRecord(const std::string& directory) {
   record.complete = complete != 0;
   ASSIGN_OR_RETURN(const uint64_t created, Size(fields, "created_ms"));
   record.created_ms = static_cast<int64_t>(created);
+  ASSIGN_OR_RETURN(record.boot_id, fields.OptionalString("boot_id"));
+  if (!record.boot_id.empty()) {
+    ASSIGN_OR_RETURN(record.created_boottime_ms, Size(fields, "created_boottime_ms"));
+  }
   ASSIGN_OR_RETURN(record.ttl_ms, Size(fields, "ttl_ms"));
   ASSIGN_OR_RETURN(record.idle_ttl_ms, Size(fields, "idle_ttl_ms"));
   ASSIGN_OR_RETURN(record.limits.memory_bytes, Size(fields, "memory_bytes"));
@@ -159,6 +175,23 @@ int64_t NowMilliseconds() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(
              std::chrono::system_clock::now().time_since_epoch())
       .count();
+}
+
+absl::Status SetCreated(Record& record) {
+  record.created_ms = NowMilliseconds();
+  record.created_boottime_ms = BoottimeMilliseconds();
+  record.boot_id = BootId();
+  if (record.boot_id.empty()) return absl::InternalError("the name of this boot cannot be read");
+  return absl::OkStatus();
+}
+
+std::optional<std::chrono::milliseconds> Age(const Record& record) {
+  if (record.boot_id.empty()) {
+    return std::chrono::milliseconds(NowMilliseconds() - record.created_ms);
+  }
+  const uint64_t now = BoottimeMilliseconds();
+  if (record.boot_id != BootId() || record.created_boottime_ms > now) return std::nullopt;
+  return std::chrono::milliseconds(now - record.created_boottime_ms);
 }
 
 }  // namespace lamina::backends

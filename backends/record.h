@@ -9,6 +9,7 @@
 //       rootfs/                      the mounted image
 //       disk/                        what was written to it (upper/), and overlayfs' work/
 //       snapshot/                    of the snapshot that it was started from: links of its image/
+//   <state>/sandbox-snapshots/.making-*/  while it is made; then renamed, by who has its lock
 //   <state>/sandbox-snapshots/<name>/
 //       record.json                  of the sandbox it is of
 //       image/                       an image layout with what to put on top of the sandbox' images
@@ -18,7 +19,9 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -39,7 +42,11 @@ struct Record {
   std::string runtime;
   bool complete =
       false;  // else it was being made, and whoever did so is gone if nobody has the lock
-  int64_t created_ms = 0;  // since 1970
+  int64_t created_ms = 0;  // since 1970: for people
+  // The same by a clock that nobody sets: since the machine started, in the boot of this name, which is
+  // empty in records of older versions.
+  uint64_t created_boottime_ms = 0;
+  std::string boot_id;
   uint64_t ttl_ms = 0;
   uint64_t idle_ttl_ms = 0;
   Limits limits;
@@ -64,6 +71,11 @@ absl::Status CheckName(std::string_view name, std::string_view what);
 absl::StatusOr<UniqueFd> LockDirectory(const std::string& path, bool wait = false);
 
 int64_t NowMilliseconds();
+
+// Says in a record that its sandbox was made now.
+absl::Status SetCreated(Record& record);
+// Since then, suspended time included; nothing if it was made before the machine started.
+std::optional<std::chrono::milliseconds> Age(const Record& record);
 
 }  // namespace lamina::backends
 

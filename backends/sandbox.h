@@ -26,7 +26,9 @@ enum class Network {
   kHost,  // the host's network, as it is
 };
 
-// 0 is no limit. They hold for the sandbox as a whole; for stateless calls, for each call.
+// 0 is no limit. They hold for the sandbox as a whole; for stateless calls, for each call. A program that
+// Exec is asked for starts also if there are `processes` already: it counts as well, and only then fails
+// to start others.
 struct Limits {
   uint64_t memory_bytes = 0;
   uint64_t cpu_millis = 0;  // thousandths of a processor
@@ -177,7 +179,9 @@ class Sandbox {
   virtual SandboxState State() = 0;
 
   // Runs a program to its end. An error means that it is not known to have run: a bad request,
-  // kFailedPrecondition for a paused sandbox or a busy session, kNotFound for a dead one.
+  // kFailedPrecondition for a paused sandbox or a busy session, kNotFound for a dead one,
+  // kResourceExhausted for one that has no room for another program, kDeadlineExceeded for one that
+  // takes no requests.
   virtual absl::StatusOr<ExecResult> Exec(const ExecRequest& request) = 0;
   virtual absl::Status CloseSession(const std::string& name) = 0;
 

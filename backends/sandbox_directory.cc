@@ -14,6 +14,7 @@
 #include "backends/cgroup.h"
 #include "chunkstore/base/file.h"
 #include "chunkstore/base/program.h"
+#include "chunkstore/base/remove_tree.h"
 #include "fs/engine/client.h"
 #include "fs/engine/messages.h"
 #include "fs/mount/loop.h"
@@ -147,10 +148,7 @@ absl::Status RemoveSandbox(const LauncherOptions& options, const std::string& di
   if (::rmdir(rootfs.c_str()) != 0 && errno != ENOENT) {
     return ErrnoStatus(errno, "remove " + rootfs);
   }
-  std::error_code error;
-  std::filesystem::remove_all(directory, error);
-  if (error) return absl::InternalError(fmt::format("remove {}: {}", directory, error.message()));
-  return absl::OkStatus();
+  return RemoveTree(directory);
 }
 
 }  // namespace lamina::backends

@@ -5,6 +5,7 @@
 #define LAMINA_BACKENDS_SANDBOX_DIRECTORY_H_
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "backends/record.h"
@@ -25,6 +26,8 @@ struct LauncherOptions {
 
 std::string SandboxesDirectory(const LauncherOptions& options);
 std::string SnapshotsDirectory(const LauncherOptions& options);
+// What the names of snapshots that are being made begin with; their directories are locked.
+inline constexpr std::string_view kHalfMadeSnapshot = ".making-";
 
 // Makes disk/ and mounts the images on rootfs/, with those of the snapshot that is named in the record
 // on top. With `disk_bytes`, disk/ is a file system of that size in disk.img. Returns what the mount is.

@@ -73,14 +73,15 @@ void KillSession(pid_t session) {
 
 class DirectRun : public Run {
  public:
-  DirectRun(DirectRunner& runner, pid_t pid, UniqueFd ended, StartFailure failure,
-            steady_clock::time_point start, uint64_t kills)
+  DirectRun(DirectRunner& runner, pid_t pid, UniqueFd ended, UniqueFd failure,
+            steady_clock::time_point start, uint64_t kills, uint64_t cpu_limit_ms)
       : runner_(runner),
         pid_(pid),
         ended_(std::move(ended)),
-        failure_(failure),
+        failure_(std::move(failure)),
         start_(start),
-        kills_(kills) {}
+        kills_(kills),
+        cpu_limit_us_(cpu_limit_ms * 1000) {}
   ~DirectRun() override {
     if (!death_.has_value()) death_ = runner_.Take(pid_);
     if (death_.has_value()) return;
@@ -96,19 +97,23 @@ class DirectRun : public Run {
   int64_t pid() const override { return pid_; }
   int ended() const override { return ended_.get(); }
   void Signal(int signal) override {
-    // The group: a shell's children as well, as a terminal does it.
-    if (!death_.has_value()) ::kill(-pid_, signal);
+    // The group: a shell's children as well, as a terminal does it. At first it has none of its own.
+    if (!death_.has_value() && ::kill(-pid_, signal) != 0) runner_.Signal(pid_, signal);
   }
-  void Kill() override { KillSession(pid_); }
+  void Kill() override {
+    runner_.Signal(pid_, SIGKILL);
+    KillSession(pid_);
+  }
   absl::StatusOr<EndedMessage> Result() override;
 
  private:
   DirectRunner& runner_;
   const pid_t pid_;
   UniqueFd ended_;
-  const StartFailure failure_;
+  const UniqueFd failure_;  // has why it did not become its program, if it did not
   const steady_clock::time_point start_;
   const uint64_t kills_;  // of the group, before it was started
+  const uint64_t cpu_limit_us_;
   std::optional<Death> death_;
 };
 
@@ -121,16 +126,20 @@ absl::StatusOr<EndedMessage> DirectRun::Result() {
   ended.peak_bytes = static_cast<uint64_t>(usage.ru_maxrss) * 1024;
   ended.wall_us = static_cast<uint64_t>(
       std::chrono::duration_cast<std::chrono::microseconds>(death_->when - start_).count());
-  if (failure_.error != 0) {
-    SetCannotStart(failure_, ended);
+  StartFailure failure;
+  if (::read(failure_.get(), &failure, sizeof(failure)) == sizeof(failure)) {
+    SetCannotStart(failure, ended);
   } else if (WIFSIGNALED(death_->status)) {
     ended.code = WTERMSIG(death_->status);
     ended.ending = ended.code == SIGXCPU   ? Ending::kTimeLimit
                    : ended.code == SIGXFSZ ? Ending::kOutputLimit
                                            : Ending::kSignalled;
-    // Counted by the kernel before it kills.
     if (ended.code == SIGKILL && runner_.MemoryKills() > kills_) {
+      // Counted by the kernel before it kills.
       ended.ending = Ending::kMemoryLimit;
+    } else if (ended.code == SIGKILL && cpu_limit_us_ > 0 && ended.cpu_us >= cpu_limit_us_) {
+      // Of those that ignore SIGXCPU (agent/program.cc).
+      ended.ending = Ending::kTimeLimit;
     }
   } else {
     ended.code = WEXITSTATUS(death_->status);
@@ -211,9 +220,16 @@ std::optional<Death> DirectRunner::Take(pid_t pid) {
   return death;
 }
 
+void DirectRunner::Signal(pid_t pid, int signal) {
+  // Not while it is reaped: its number may then be another one's.
+  const std::lock_guard lock(mutex_);
+  const auto child = children_.find(pid);
+  if (child != children_.end() && !child->second.death.has_value()) ::kill(pid, signal);
+}
+
 uint64_t DirectRunner::MemoryKills() const {
-  if (options_.group.empty()) return 0;
-  const std::string events = ReadPseudoFile(options_.group + "/memory.events");
+  if (options_.memory_events.empty()) return 0;
+  const std::string events = ReadPseudoFile(options_.memory_events);
   constexpr std::string_view kCount = "\noom_kill ";
   const size_t at = events.find(kCount);
   return at == std::string::npos ? 0
@@ -226,15 +242,12 @@ absl::StatusOr<std::unique_ptr<Run>> DirectRunner::Start(const ExecMessage& mess
     return absl::UnimplementedError("files go with a call only where each call starts clean");
   }
   const Program program(message);
-  UniqueFd group;
-  if (!options_.group.empty()) {
-    ASSIGN_OR_RETURN(group, OpenFile(options_.group + "/cgroup.procs", O_WRONLY));
-  }
   UniqueFd ended(::eventfd(0, EFD_CLOEXEC));
   std::array<int, 2> ends{};
   if (!ended.valid() || ::pipe2(ends.data(), O_CLOEXEC) != 0) return ErrnoStatus(errno, "pipe");
-  const UniqueFd failure_read(ends[0]);
-  UniqueFd failure_write(ends[1]);
+  UniqueFd failure_read(ends[0]);
+  const UniqueFd failure_write(ends[1]);
+  ::fcntl(failure_read.get(), F_SETFL, O_NONBLOCK);
   const uint64_t kills = MemoryKills();
   const steady_clock::time_point start = steady_clock::now();
   pid_t pid = 0;
@@ -243,24 +256,27 @@ absl::StatusOr<std::unique_ptr<Run>> DirectRunner::Start(const ExecMessage& mess
     pid = ::fork();
     if (pid == 0) {
       // Before its descriptors are others.
-      const int failed = group.valid() && ::write(group.get(), "0", 1) < 0 ? errno : 0;
+      const int group = options_.group.get();
+      const int failed = group >= 0 && ::write(group, "0", 1) < 0 ? errno : 0;
       program.Become(streams, failure_write.get(), [&] {
         return failed != 0 ? failed : TakeIdentity(message, options_.capabilities);
       });
     }
-    if (pid < 0) return ErrnoStatus(errno, "start a process in the sandbox");
+    if (pid < 0) {
+      const int error = errno;
+      if (error == EAGAIN) {
+        return absl::ResourceExhaustedError("the sandbox, or its machine, has no process left");
+      }
+      return ErrnoStatus(error, "start a process in the sandbox");
+    }
     children_[pid].ended = ended.get();
     ++forks_;
   }
   forked_.notify_all();
-  failure_write.Reset();
-  // Ends when the program runs, which closes the pipe.
-  StartFailure failure;
-  ssize_t got = 0;
-  do {
-    got = ::read(failure_read.get(), &failure, sizeof(failure));
-  } while (got < 0 && errno == EINTR);
-  return std::make_unique<DirectRun>(*this, pid, std::move(ended), failure, start, kills);
+  // Nobody waits until it has become its program, which may take for ever: the way to it leads through
+  // what programs make, like file systems of their own.
+  return std::make_unique<DirectRun>(*this, pid, std::move(ended), std::move(failure_read), start,
+                                     kills, message.cpu_ms);
 }
 
 }  // namespace lamina::agent

@@ -30,9 +30,11 @@ struct Death {
 struct DirectRunnerOptions {
   // Those that processes may have, as a set of bits (capabilities(7)); they lose all others for good.
   std::optional<uint64_t> capabilities;
-  // Directory of a control group (version 2) that processes are put into, or empty. One that is killed
-  // while the group's count of kills rises has met the memory limit.
-  std::string group;
+  // The open cgroup.procs of a control group that processes are put into; may be invalid.
+  UniqueFd group;
+  // A group's memory.events (version 2), or empty. A process that is killed while its count of kills
+  // rises has met the memory limit.
+  std::string memory_events;
 };
 
 class DirectRunner : public Runner {
@@ -44,6 +46,8 @@ class DirectRunner : public Runner {
 
   // For a Run: how its process ended, or nothing yet; with it the process is forgotten.
   std::optional<Death> Take(pid_t pid);
+  // For a Run: a signal for its process, if that is there still.
+  void Signal(pid_t pid, int signal);
   // Kills at the group's memory limit so far.
   uint64_t MemoryKills() const;
 

@@ -42,7 +42,8 @@ absl::StatusOr<Streams> ExecConnection::MakePipes(const ExecMessage& message, bo
     stdin_ = std::move(pipe.write);
     MakeNonBlocking(stdin_.get());
   } else {
-    ASSIGN_OR_RETURN(streams.in, OpenFile("/dev/null", O_RDONLY));
+    streams.in.Reset(::fcntl(null_, F_DUPFD_CLOEXEC, 0));
+    if (!streams.in.valid()) return ErrnoStatus(errno, "dup");
   }
   const auto reading_end = [](UniqueFd& ours, UniqueFd& theirs) -> absl::Status {
     ASSIGN_OR_RETURN(Pipe pipe, MakePipe());
@@ -129,7 +130,11 @@ absl::Status ExecConnection::Loop() {
     if (::poll(waits.data(), waits.size(), PollTimeout()) < 0 && errno != EINTR) {
       return ErrnoStatus(errno, "poll");
     }
-    if (deadline_.has_value() && Clock::now() >= *deadline_) KillFor(Ending::kTimeLimit);
+    // What has ended by itself was in time, however late this is looked at.
+    const bool has_ended = waits[1].revents != 0;
+    if (!has_ended && deadline_.has_value() && Clock::now() >= *deadline_) {
+      KillFor(Ending::kTimeLimit);
+    }
     if (waits[2].revents != 0) TakeOutput(stdout_, FrameType::kStdout);
     if (waits[3].revents != 0) TakeOutput(stderr_, FrameType::kStderr);
     if (waits[4].revents != 0) TakeOutput(state_, std::nullopt);
@@ -139,7 +144,7 @@ absl::Status ExecConnection::Loop() {
       return absl::UnavailableError("the other side has gone");
     }
     if ((waits[0].revents & POLLOUT) != 0) RETURN_IF_ERROR(stream_.Send());
-    if (waits[1].revents != 0) return absl::OkStatus();
+    if (has_ended) return absl::OkStatus();
   }
 }
 

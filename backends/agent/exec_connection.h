@@ -18,7 +18,9 @@ namespace lamina::agent {
 
 class ExecConnection {
  public:
-  ExecConnection(int socket, Runner& runner) : socket_(socket), runner_(runner), stream_(socket) {}
+  // `null`: the open /dev/null, the input of processes without one; borrowed, as is `socket`.
+  ExecConnection(int socket, Runner& runner, int null)
+      : socket_(socket), runner_(runner), null_(null), stream_(socket) {}
 
   // Starts the process and serves it to its end, or until the other side has gone: then it is
   // killed. `state` gets what came from kStateDescriptor if `with_state`. How it ended is for Finish.
@@ -41,6 +43,7 @@ class ExecConnection {
 
   const int socket_;
   Runner& runner_;
+  const int null_;
   FrameStream stream_;
   std::unique_ptr<Run> run_;
   UniqueFd stdin_;

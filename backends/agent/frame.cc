@@ -12,14 +12,21 @@
 namespace lamina::agent {
 namespace {
 
+using Deadline = std::optional<std::chrono::steady_clock::time_point>;
+
+absl::Status TooLate(std::string_view what) {
+  return absl::DeadlineExceededError(fmt::format("{}: the other end does not answer", what));
+}
+
 absl::Status SocketError(int error, std::string_view what) {
   if (error == EPIPE || error == ECONNRESET) {
     return absl::UnavailableError(fmt::format("{}: the other end is gone", what));
   }
+  if (error == EAGAIN) return TooLate(what);
   return ErrnoStatus(error, what);
 }
 
-absl::Status ReadAll(int socket, char* into, size_t size) {
+absl::Status ReadAll(int socket, char* into, size_t size, Deadline deadline) {
   while (size > 0) {
     const ssize_t got = ::recv(socket, into, size, 0);
     if (got < 0 && errno == EINTR) continue;
@@ -27,6 +34,9 @@ absl::Status ReadAll(int socket, char* into, size_t size) {
     if (got == 0) return absl::UnavailableError("receive: the other end is gone");
     into += got;
     size -= static_cast<size_t>(got);
+    if (size > 0 && deadline.has_value() && std::chrono::steady_clock::now() > *deadline) {
+      return TooLate("receive");
+    }
   }
   return absl::OkStatus();
 }
@@ -86,12 +96,12 @@ absl::Status WriteFrame(int socket, FrameType type, std::string_view content) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Frame> ReadFrame(int socket) {
+absl::StatusOr<Frame> ReadFrame(int socket, Deadline deadline) {
   FrameHeader header{};
-  RETURN_IF_ERROR(ReadAll(socket, header.data(), header.size()));
+  RETURN_IF_ERROR(ReadAll(socket, header.data(), header.size(), deadline));
   ASSIGN_OR_RETURN(const uint32_t size, ContentSize(header));
   Frame frame{.type = Type(header), .content = std::string(size, '\0')};
-  RETURN_IF_ERROR(ReadAll(socket, frame.content.data(), size));
+  RETURN_IF_ERROR(ReadAll(socket, frame.content.data(), size, deadline));
   return frame;
 }
 

@@ -6,6 +6,7 @@
 #ifndef LAMINA_BACKENDS_AGENT_FRAME_H_
 #define LAMINA_BACKENDS_AGENT_FRAME_H_
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -54,11 +55,15 @@ struct Frame {
   std::string content;
 };
 
-// Writes one frame, whole. Blocks; kUnavailable if the other end is gone.
+// Both block; kDeadlineExceeded if a send or receive takes longer than the socket allows (SO_SNDTIMEO,
+// SO_RCVTIMEO in socket(7)), or the whole frame longer than to `deadline`, as far as those bound it.
+
+// Writes one frame, whole. kUnavailable if the other end is gone.
 absl::Status WriteFrame(int socket, FrameType type, std::string_view content);
 // Reads one frame. kUnavailable at the end of the stream, before or in a frame; kDataLoss if it is
 // longer than kMaxFrame.
-absl::StatusOr<Frame> ReadFrame(int socket);
+absl::StatusOr<Frame> ReadFrame(
+    int socket, std::optional<std::chrono::steady_clock::time_point> deadline = std::nullopt);
 
 // Frames of a connection whose ends both send when they like. Nothing here waits: an end that waited for
 // the other one to take something, and meanwhile took nothing itself, could wait for ever.

@@ -212,8 +212,12 @@ absl::Status SetUpAndServe() {
   RETURN_IF_ERROR(SwitchRoot());
   RETURN_IF_ERROR(PrepareDevices());
   RETURN_IF_ERROR(MakeGroup());
+  const std::string group = kGroup;
+  ASSIGN_OR_RETURN(UniqueFd programs, OpenFile(group + "/cgroup.procs", O_WRONLY));
   const std::unique_ptr<DirectRunner> runner =
-      DirectRunner::Start({.capabilities = ProgramCapabilities(), .group = kGroup});
+      DirectRunner::Start({.capabilities = ProgramCapabilities(),
+                           .group = std::move(programs),
+                           .memory_events = group + "/memory.events"});
   if (NumberParameter("reclaim") > 0) {
     if (const absl::Status started = StartReclaim(); !started.ok()) {
       std::fprintf(stderr, "lamina-agent: cold pages stay: %s\n",

@@ -23,6 +23,7 @@ namespace {
 
 constexpr const char* kUsage =
     "usage: lamina-agent --listen-fd=N [--ttl-ms=N] [--idle-ttl-ms=N] [--capabilities=HEX]\n"
+    "                    [--group-fd=N]\n"
     "\n"
     "Serves processes, sessions and files of the sandbox it is started in. It is started by\n"
     "lamina, not by people.\n"
@@ -30,10 +31,12 @@ constexpr const char* kUsage =
     "  --listen-fd=N       the listening unix socket, open in descriptor N\n"
     "  --ttl-ms=N          end after that time\n"
     "  --idle-ttl-ms=N     end after that time without a process it runs\n"
-    "  --capabilities=HEX  the capabilities that processes keep, as /proc/PID/status has them\n";
+    "  --capabilities=HEX  the capabilities that processes keep, as /proc/PID/status has them\n"
+    "  --group-fd=N        the cgroup.procs of the group that processes go to, open for writing\n";
 
 struct Options {
   int listen_fd = -1;
+  int group_fd = -1;
   ServerOptions server{.only_outside_peers = true};
   std::optional<uint64_t> capabilities;
 };
@@ -58,6 +61,8 @@ std::optional<Options> Parse(int argc, char** argv) {
     if (!value.has_value() || (name != "--capabilities" && *value > kMost)) return std::nullopt;
     if (name == "--listen-fd") {
       options.listen_fd = static_cast<int>(*value);
+    } else if (name == "--group-fd") {
+      options.group_fd = static_cast<int>(*value);
     } else if (name == "--ttl-ms") {
       options.server.ttl = std::chrono::milliseconds(*value);
     } else if (name == "--idle-ttl-ms") {
@@ -83,8 +88,9 @@ int Main(int argc, char** argv) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
   ::signal(SIGPIPE, SIG_IGN);
   ::fcntl(options->listen_fd, F_SETFD, FD_CLOEXEC);
-  const std::unique_ptr<DirectRunner> runner =
-      DirectRunner::Start({.capabilities = options->capabilities});
+  if (options->group_fd >= 0) ::fcntl(options->group_fd, F_SETFD, FD_CLOEXEC);
+  const std::unique_ptr<DirectRunner> runner = DirectRunner::Start(
+      {.capabilities = options->capabilities, .group = UniqueFd(options->group_fd)});
   Server server(UniqueFd(options->listen_fd), *runner, options->server);
   const absl::Status done = server.Serve();
   if (!done.ok()) std::fprintf(stderr, "lamina-agent: %s\n", done.ToString().c_str());

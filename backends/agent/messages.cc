@@ -46,6 +46,25 @@ std::vector<CallFile> Files(FieldReader& reader, bool& good) {
   return files;
 }
 
+// Of a text that ends up on a terminal: without bytes that do something there, the control characters of
+// Unicode (U+0080 to U+009F) included.
+std::string Printable(std::string_view text) {
+  std::string printable;
+  for (size_t index = 0; index < text.size(); ++index) {
+    const auto byte = static_cast<unsigned char>(text[index]);
+    const auto next = static_cast<unsigned char>(index + 1 < text.size() ? text[index + 1] : 0);
+    if (byte == 0xc2 && next >= 0x80 && next < 0xa0) {
+      printable += fmt::format("\\x{:02x}\\x{:02x}", byte, next);
+      ++index;
+    } else if (byte < 0x20 || byte == 0x7f) {
+      printable += fmt::format("\\x{:02x}", byte);
+    } else {
+      printable.push_back(text[index]);
+    }
+  }
+  return printable;
+}
+
 absl::Status Checked(const FieldReader& reader, bool good, std::string_view what) {
   RETURN_IF_ERROR(reader.Finish(what));
   if (good) return absl::OkStatus();
@@ -119,7 +138,7 @@ absl::StatusOr<EndedMessage> DecodeEnded(std::string_view bytes) {
   message.cpu_us = reader.Number();
   message.peak_bytes = reader.Number();
   message.output_bytes = reader.Number();
-  message.detail = reader.Text().substr(0, kMaxErrorText);
+  message.detail = Printable(reader.Text().substr(0, kMaxErrorText));
   message.files_out = Files(reader, good);
   RETURN_IF_ERROR(Checked(reader, good, "end of a process"));
   return message;
@@ -179,7 +198,7 @@ absl::Status DecodeError(std::string_view bytes) {
   if (!reader.Finish("error").ok() || code == 0 || code > 16) {
     return absl::DataLossError("the agent's error cannot be read");
   }
-  return absl::Status(static_cast<absl::StatusCode>(code), std::string(text));
+  return absl::Status(static_cast<absl::StatusCode>(code), Printable(text));
 }
 
 }  // namespace lamina::agent

@@ -94,7 +94,8 @@ absl::StatusOr<ExecMessage> DecodeExec(std::string_view bytes);
 absl::StatusOr<EndedMessage> DecodeEnded(std::string_view bytes);
 absl::StatusOr<TreeMessage> DecodeTree(std::string_view bytes);
 absl::StatusOr<InfoMessage> DecodeInfo(std::string_view bytes);
-// The error that kError carries; never OK.
+// The error that kError carries; never OK. Its text, like EndedMessage::detail, can be printed as it is:
+// control characters are escaped.
 absl::Status DecodeError(std::string_view bytes);
 
 }  // namespace lamina::agent

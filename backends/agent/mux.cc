@@ -370,7 +370,7 @@ void Mux::ServeConnections(const std::map<uint32_t, short>& ready) {
   for (const auto& [id, events] : ready) {
     if ((events & (POLLIN | POLLHUP)) != 0) turns.push_back(id);
   }
-  std::ranges::rotate(turns, std::ranges::upper_bound(turns, last_read_));
+  std::rotate(turns.begin(), std::ranges::upper_bound(turns, last_read_), turns.end());
   for (const uint32_t id : turns) {
     const auto found = connections_.find(id);
     if (stopped_ || out_.size() >= kMaxOut || found == connections_.end()) continue;

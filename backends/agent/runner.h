@@ -42,7 +42,8 @@ class Runner {
   virtual ~Runner() = default;
 
   // Starts what the message says; `message.timeout_ms` and `output_limit` are the caller's to watch.
-  // A program that cannot be executed is a Run that ends with kCannotStart.
+  // A program that cannot be executed is a Run that ends with kCannotStart. May wait for its turn, but
+  // not for what the program, or others before it, can hold up.
   virtual absl::StatusOr<std::unique_ptr<Run>> Start(const ExecMessage& message,
                                                      Streams streams) = 0;
 };

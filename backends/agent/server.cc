@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/agent/server.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -26,6 +29,20 @@ void Refuse(int connection, const absl::Status& why) {
   WriteFrame(connection, FrameType::kError, Encode(why)).IgnoreError();
 }
 
+absl::StatusOr<UniqueFd> OpenNull() {
+  constexpr const char* kNull = "/dev/null";
+  // O_NONBLOCK: a FIFO would wait for who writes.
+  ASSIGN_OR_RETURN(UniqueFd null, OpenFile(kNull, O_RDONLY | O_NONBLOCK));
+  struct stat info {};
+  if (::fstat(null.get(), &info) != 0) return ErrnoStatus(errno, "look at /dev/null");
+  if (!S_ISCHR(info.st_mode) || info.st_rdev != ::makedev(1, 3)) {
+    return absl::FailedPreconditionError("/dev/null is something else");
+  }
+  // What is opened here is what programs get.
+  if (::fcntl(null.get(), F_SETFL, 0) != 0) return ErrnoStatus(errno, "open /dev/null");
+  return null;
+}
+
 milliseconds Since(std::chrono::steady_clock::time_point time) {
   return std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - time);
 }
@@ -33,7 +50,7 @@ milliseconds Since(std::chrono::steady_clock::time_point time) {
 }  // namespace
 
 Server::Server(UniqueFd listener, Runner& runner, ServerOptions options)
-    : listener_(std::move(listener)), runner_(runner), options_(options) {}
+    : listener_(std::move(listener)), runner_(runner), options_(options), null_(OpenNull()) {}
 
 milliseconds Server::IdleFor() {
   const std::lock_guard lock(mutex_);
@@ -83,9 +100,10 @@ void Server::Take(UniqueFd connection) {
     std::thread([this, fd = connection.get()] { Handle(fd); }).detach();
     connection.Release();
   } catch (const std::system_error& error) {
-    // What runs in the sandbox has taken all processes that it may have.
     --connections_;
-    Refuse(connection.get(), ErrnoStatus(error.code().value(), "the sandbox has no process left"));
+    Refuse(connection.get(),
+           absl::ResourceExhaustedError(
+               fmt::format("the sandbox has no room for a thread: {}", error.code().message())));
   }
 }
 
@@ -112,7 +130,8 @@ absl::Status Server::Answer(int connection) {
   switch (frame.type) {
     case FrameType::kExec: {
       ASSIGN_OR_RETURN(ExecMessage message, DecodeExec(frame.content));
-      ExecConnection exec(connection, runner_);
+      RETURN_IF_ERROR(null_.status());
+      ExecConnection exec(connection, runner_, null_->get());
       // Who hears that a program has ended finds nothing of it any more: not its session busy, nor
       // itself among those that run.
       ASSIGN_OR_RETURN(const EndedMessage ended, Execute(exec, std::move(message)));
@@ -154,7 +173,9 @@ absl::StatusOr<EndedMessage> Server::ExecuteInSession(ExecConnection& exec, Exec
   }
   ASSIGN_OR_RETURN(message, sessions_.Begin(std::move(message)));
   absl::StatusOr<EndedMessage> ended = exec.Serve(message, /*with_state=*/true, state);
-  sessions_.End(session, std::move(state));
+  const absl::Status kept = sessions_.End(session, std::move(state));
+  if (ended.ok() && !kept.ok() && ended->detail.empty())
+    ended->detail = std::string(kept.message());
   return ended;
 }
 

@@ -50,6 +50,8 @@ class Server {
   const UniqueFd listener_;
   Runner& runner_;
   const ServerOptions options_;
+  // Opened once: programs may put something else in its place, which could wait for ever.
+  const absl::StatusOr<UniqueFd> null_;
   const Clock::time_point start_ = Clock::now();
   Sessions sessions_;
   std::atomic<int> connections_ = 0;

@@ -52,12 +52,17 @@ absl::StatusOr<ExecMessage> Sessions::Begin(ExecMessage message) {
   return message;
 }
 
-void Sessions::End(const std::string& name, std::string state) {
+absl::Status Sessions::End(const std::string& name, std::string state) {
   const std::lock_guard lock(mutex_);
   const auto session = sessions_.find(name);
-  if (session == sessions_.end()) return;
+  if (session == sessions_.end()) return absl::OkStatus();
   session->second.busy = false;
-  if (!state.empty() && state.size() <= kMaxState) session->second.state = std::move(state);
+  if (state.size() > kMaxState) {
+    return absl::ResourceExhaustedError(fmt::format(
+        "session '{}' stays as it was: what was exported has more than {} bytes", name, kMaxState));
+  }
+  if (!state.empty()) session->second.state = std::move(state);
+  return absl::OkStatus();
 }
 
 absl::Status Sessions::Close(const std::string& name) {

@@ -19,16 +19,17 @@ namespace lamina::agent {
 // Thread-safe.
 class Sessions {
  public:
-  // What a shell says of its state is not longer.
-  static constexpr size_t kMaxState = 1 << 20;
+  // What a shell says of its state is not longer: it goes to the next one as an argument, and Linux
+  // takes none of more than 128 KiB (MAX_ARG_STRLEN in execve(2)).
+  static constexpr size_t kMaxState = 127 << 10;
   static constexpr size_t kMaxSessions = 1024;
 
   // Turns a message into one for the shell that runs it in its session, which is busy until End.
   // kFailedPrecondition if it is busy already.
   absl::StatusOr<ExecMessage> Begin(ExecMessage message);
   // `state`: what the shell wrote to kStateDescriptor; empty if it did not get to it, and then the
-  // session is as before.
-  void End(const std::string& name, std::string state);
+  // session is as before. So it is if that is too long: kResourceExhausted.
+  absl::Status End(const std::string& name, std::string state);
 
   absl::Status Close(const std::string& name);
   std::vector<std::string> Names();

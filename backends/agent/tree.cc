@@ -186,6 +186,8 @@ class Receiver {
   absl::Status MakeFile(int parent, const std::string& name, const Entry& entry);
   absl::Status MakeLink(int parent, const std::string& name, const Entry& entry);
   absl::Status EndFile();
+  absl::Status LeaveDirectories(std::string_view path);
+  absl::Status EndDirectory(const Entry& entry);
   absl::Status Give(int fd, const Entry& entry) const;
 
   const std::string root_path_;
@@ -198,7 +200,10 @@ class Receiver {
   UniqueFd parent_;
   UniqueFd file_;
   Entry file_entry_;
-  std::vector<Entry> directories_;  // get their attributes at the end
+  // Those that the last entry is in, outermost first. A directory gets its attributes when an entry
+  // comes that is not in it: senders go through one after the other, and what is kept does not grow
+  // with what they send.
+  std::vector<Entry> directories_;
   TreeCount count_;
 };
 
@@ -231,6 +236,7 @@ absl::StatusOr<int> Receiver::Parent(const std::string& directory) {
 
 absl::Status Receiver::Begin(const Entry& entry) {
   RETURN_IF_ERROR(EndFile());
+  RETURN_IF_ERROR(LeaveDirectories(entry.path));
   if (++count_.entries > options_.max_entries) {
     return absl::ResourceExhaustedError(fmt::format("more than {} files", options_.max_entries));
   }
@@ -328,20 +334,34 @@ absl::Status Receiver::EndFile() {
   return Give(file.get(), file_entry_);
 }
 
+absl::Status Receiver::EndDirectory(const Entry& entry) {
+  if (entry.path.empty()) return Give(root_.get(), entry);
+  const auto [directory, name] = Split(entry.path);
+  ASSIGN_OR_RETURN(const int parent, Parent(directory));
+  const UniqueFd fd(
+      ::openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus(errno, fmt::format("open directory '{}'", entry.path));
+  return Give(fd.get(), entry);
+}
+
+// All that `path` is not in.
+absl::Status Receiver::LeaveDirectories(std::string_view path) {
+  const auto is_in = [path](const std::string& directory) {
+    return directory.empty() || (path.starts_with(directory) && path.size() > directory.size() &&
+                                 path[directory.size()] == '/');
+  };
+  while (!directories_.empty() && !is_in(directories_.back().path)) {
+    RETURN_IF_ERROR(EndDirectory(directories_.back()));
+    directories_.pop_back();
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Receiver::Finish() {
   RETURN_IF_ERROR(EndFile());
   if (!started_) return absl::InvalidArgumentError("nothing came");
   for (auto entry = directories_.rbegin(); entry != directories_.rend(); ++entry) {
-    if (entry->path.empty()) {
-      RETURN_IF_ERROR(Give(root_.get(), *entry));
-      continue;
-    }
-    const auto [directory, name] = Split(entry->path);
-    ASSIGN_OR_RETURN(const int parent, Parent(directory));
-    const UniqueFd fd(
-        ::openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-    if (!fd.valid()) return ErrnoStatus(errno, fmt::format("open directory '{}'", entry->path));
-    RETURN_IF_ERROR(Give(fd.get(), *entry));
+    RETURN_IF_ERROR(EndDirectory(*entry));
   }
   return absl::OkStatus();
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/firecracker/requests.h"
 
+#include <algorithm>
+
 #include "backends/vm/machine.h"
 
 namespace lamina::backends {
@@ -10,9 +12,9 @@ constexpr uint64_t kMebibyte = 1 << 20;
 // The first that is not the hypervisor's or the host's (vsock(7)).
 constexpr unsigned kGuestCid = 3;
 
-// "1 or an even number" of processors.
+// "1 or an even number" of processors, and no more than 32.
 unsigned ProcessorsOf(const MachinePlan& plan) {
-  return plan.processors == 1 ? 1 : plan.processors + plan.processors % 2;
+  return plan.processors == 1 ? 1 : std::min(plan.processors + plan.processors % 2, 32U);
 }
 
 }  // namespace

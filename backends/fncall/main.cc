@@ -42,7 +42,8 @@ absl::Status Serve(const Options& options) {
                    backends::Cgroup::Create(options.cgroup + "/pool", {}));
   RETURN_IF_ERROR(group.Add(::getpid()));
   constexpr uint64_t kDefaultTmp = 64 << 20;
-  std::vector<UniqueFd> sockets;
+  std::vector<SlotOptions> slots;
+  std::vector<backends::Cgroup> groups;
   for (uint32_t slot = 0; slot < options.warm; ++slot) {
     SlotOptions slot_options{
         .jail = {.rootfs = options.rootfs,
@@ -53,11 +54,14 @@ absl::Status Serve(const Options& options) {
         .cgroup = fmt::format("{}/slot{}", options.cgroup, slot),
         .limits = options.limits};
     if (slot_options.limits.processes > 0) slot_options.limits.processes += kOwnProcesses;
-    ASSIGN_OR_RETURN(UniqueFd socket, StartSlot(slot_options), "slot {}", slot);
-    sockets.push_back(std::move(socket));
+    ASSIGN_OR_RETURN(backends::Cgroup slot_group, backends::Cgroup::Of(slot_options.cgroup));
+    groups.push_back(std::move(slot_group));
+    slots.push_back(std::move(slot_options));
   }
-  Pool pool(std::move(sockets));
-  agent::Server server(UniqueFd(options.listen_fd), pool,
+  ASSIGN_OR_RETURN(SlotStarter starter, SlotStarter::Start(std::move(slots)));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Pool> pool,
+                   Pool::Start(std::move(starter), std::move(groups)));
+  agent::Server server(UniqueFd(options.listen_fd), *pool,
                        {.ttl = std::chrono::milliseconds(options.ttl_ms),
                         .idle_ttl = std::chrono::milliseconds(options.idle_ttl_ms),
                         .sessions = false,

@@ -46,18 +46,16 @@ EndedMessage ToEnded(const Report& report, uint64_t cpu_limit_ms) {
 
 class CallRun : public agent::Run {
  public:
-  CallRun(Pool& pool, int slot, int socket, UniqueFd result, uint64_t cpu_limit_ms)
+  CallRun(Pool& pool, size_t slot, int socket, UniqueFd result, uint64_t cpu_limit_ms)
       : pool_(pool),
         slot_(slot),
         socket_(socket),
         result_(std::move(result)),
         cpu_limit_ms_(cpu_limit_ms) {}
   ~CallRun() override {
-    if (!reported_) {
-      Kill();
-      usable_ = ReceiveReport(socket_).ok();
-    }
-    pool_.Return(slot_, usable_);
+    if (returned_) return;
+    Kill();
+    std::ignore = TakeReport();
   }
 
   int64_t pid() const override { return 0; }
@@ -68,10 +66,13 @@ class CallRun : public agent::Run {
   void Kill() override { SendOrder(socket_, Order::kKill).IgnoreError(); }
 
   absl::StatusOr<EndedMessage> Result() override {
-    reported_ = true;
-    const absl::StatusOr<Report> report = ReceiveReport(socket_);
-    usable_ = report.ok();
-    RETURN_IF_ERROR(report.status(), "the call's slot has ended");
+    const absl::StatusOr<Report> report = TakeReport();
+    if (!report.ok() && memory_limit_) {
+      return EndedMessage{.ending = Ending::kMemoryLimit,
+                          .code = SIGKILL,
+                          .detail = "the call's slot was killed for want of memory"};
+    }
+    if (!report.ok()) return absl::InternalError("the call's slot has ended");
     if (report->failed_errno != 0) return ErrnoStatus(report->failed_errno, "the call's jail");
     EndedMessage ended = ToEnded(*report, cpu_limit_ms_);
     ASSIGN_OR_RETURN(const uint64_t size, FileSize(result_.get()));
@@ -86,19 +87,52 @@ class CallRun : public agent::Run {
   }
 
  private:
+  // Gives the slot back with it.
+  absl::StatusOr<Report> TakeReport() {
+    absl::StatusOr<Report> report = ReceiveReport(socket_);
+    returned_ = true;
+    if (report.ok()) {
+      pool_.Return(slot_, report->memory_kills);
+    } else {
+      memory_limit_ = pool_.ReturnEnded(slot_);
+    }
+    return report;
+  }
+
   Pool& pool_;
-  const int slot_;
-  const int socket_;
+  const size_t slot_;
+  const int socket_;  // of the slot
   const UniqueFd result_;
   const uint64_t cpu_limit_ms_;
-  bool reported_ = false;
-  bool usable_ = true;
+  bool returned_ = false;
+  bool memory_limit_ = false;  // why the slot has ended
 };
 
 }  // namespace
 
-Pool::Pool(std::vector<UniqueFd> sockets) : sockets_(std::move(sockets)) {
-  for (size_t slot = 0; slot < sockets_.size(); ++slot) free_.push_back(static_cast<int>(slot));
+Pool::Pool(SlotStarter starter, std::vector<backends::Cgroup> groups)
+    : starter_(std::move(starter)) {
+  for (backends::Cgroup& group : groups) places_.push_back({.group = std::move(group)});
+}
+
+absl::StatusOr<std::unique_ptr<Pool>> Pool::Start(SlotStarter starter,
+                                                  std::vector<backends::Cgroup> groups) {
+  std::unique_ptr<Pool> pool(new Pool(std::move(starter), std::move(groups)));
+  for (size_t slot = 0; slot < pool->places_.size(); ++slot) {
+    ASSIGN_OR_RETURN(pool->places_[slot].socket,
+                     pool->starter_.StartSlot(static_cast<uint32_t>(slot)));
+    pool->free_.push_back(slot);
+  }
+  return pool;
+}
+
+absl::StatusOr<size_t> Pool::Take() {
+  std::unique_lock lock(mutex_);
+  returned_.wait(lock, [this] { return !free_.empty() || lost_ == places_.size(); });
+  if (free_.empty()) return absl::InternalError("all slots have ended");
+  const size_t slot = free_.front();
+  free_.pop_front();
+  return slot;
 }
 
 absl::StatusOr<std::unique_ptr<agent::Run>> Pool::Start(const agent::ExecMessage& message,
@@ -110,36 +144,49 @@ absl::StatusOr<std::unique_ptr<agent::Run>> Pool::Start(const agent::ExecMessage
   UniqueFd result_there(::fcntl(result.get(), F_DUPFD_CLOEXEC, 0));
   if (!result_there.valid()) return ErrnoStatus(errno, "dup");
 
-  int slot = 0;
-  {
-    std::unique_lock lock(mutex_);
-    returned_.wait(lock, [this] { return !free_.empty() || lost_ == sockets_.size(); });
-    if (free_.empty()) return absl::InternalError("all slots have ended");
-    slot = free_.front();
-    free_.pop_front();
+  const CallDescriptors descriptors{.in = std::move(streams.in),
+                                    .out = std::move(streams.out),
+                                    .err = std::move(streams.err),
+                                    .request = std::move(request),
+                                    .result = std::move(result_there)};
+  // A slot may have ended while it was idle; its successor has not.
+  for (int turn = 0; turn < 2; ++turn) {
+    ASSIGN_OR_RETURN(const size_t slot, Take());
+    const int socket = places_[slot].socket.get();
+    if (SendCall(socket, descriptors).ok()) {
+      return std::make_unique<CallRun>(*this, slot, socket, std::move(result), message.cpu_ms);
+    }
+    ReturnEnded(slot);
   }
-  const int socket = sockets_[static_cast<size_t>(slot)].get();
-  const absl::Status sent = SendCall(socket, {.in = std::move(streams.in),
-                                              .out = std::move(streams.out),
-                                              .err = std::move(streams.err),
-                                              .request = std::move(request),
-                                              .result = std::move(result_there)});
-  if (!sent.ok()) {
-    Return(slot, false);
-    return absl::InternalError("the call's slot has ended");
-  }
-  return std::make_unique<CallRun>(*this, slot, socket, std::move(result), message.cpu_ms);
+  return absl::InternalError("slots for calls end as soon as they are there");
 }
 
-void Pool::Return(int slot, bool usable) {
+void Pool::Return(size_t slot, uint64_t memory_kills) {
   const std::lock_guard lock(mutex_);
-  if (usable) {
+  places_[slot].memory_kills += memory_kills;
+  free_.push_back(slot);
+  returned_.notify_one();
+}
+
+bool Pool::ReturnEnded(size_t slot) {
+  Place& place = places_[slot];
+  const uint64_t kills = place.group.MemoryKills();
+  const bool memory_limit = kills > place.memory_kills;
+  place.memory_kills = kills;
+  absl::StatusOr<UniqueFd> socket = absl::InternalError("not started");
+  {
+    const std::lock_guard lock(starts_);
+    socket = starter_.StartSlot(static_cast<uint32_t>(slot));
+  }
+  const std::lock_guard lock(mutex_);
+  if (socket.ok()) {
+    place.socket = *std::move(socket);
     free_.push_back(slot);
-    returned_.notify_one();
   } else {
     ++lost_;
-    returned_.notify_all();
   }
+  returned_.notify_all();
+  return memory_limit;
 }
 
 }  // namespace lamina::fncall

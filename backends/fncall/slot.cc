@@ -17,6 +17,7 @@
 #include <string_view>
 
 #include "backends/cgroup.h"
+#include "chunkstore/base/descriptor_message.h"
 
 namespace lamina::fncall {
 namespace {
@@ -60,13 +61,25 @@ class Meter {
   UniqueFd usage_;
 };
 
+// What fills memory that is nobody's, like /tmp, is no larger itself than the slot: the call is killed
+// for it, whose program takes this back (agent/program.h). Where root may not, the slot may be killed,
+// and is replaced.
+void ProtectFromOutOfMemory() {
+  const UniqueFd score(::open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC));
+  constexpr std::string_view kNever = "-1000";
+  if (score.valid()) std::ignore = ::write(score.get(), kNever.data(), kNever.size());
+}
+
 class Slot {
  public:
   Slot(const SlotOptions& options, int socket) : options_(options), socket_(socket) {}
 
   absl::Status SetUp() {
     ASSIGN_OR_RETURN(const Cgroup group, Cgroup::Create(options_.cgroup, options_.limits));
+    // What is left of the slot that was here before.
+    RETURN_IF_ERROR(group.KillAll());
     RETURN_IF_ERROR(group.Add(::getpid()));
+    ProtectFromOutOfMemory();
     meter_ = Meter::Open(group);
     RETURN_IF_ERROR(EnterImage(options_.jail));
     return Prepare();
@@ -162,6 +175,7 @@ void CloseAllBut(int first, int second) {
 
 [[noreturn]] void SlotMain(const SlotOptions& options, int socket, int error_pipe) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+  ::signal(SIGCHLD, SIG_DFL);
   CloseAllBut(socket, error_pipe);
   Slot slot(options, socket);
   const absl::Status ready = slot.SetUp();
@@ -175,9 +189,7 @@ void CloseAllBut(int first, int second) {
   ::_exit(0);
 }
 
-}  // namespace
-
-absl::StatusOr<UniqueFd> StartSlot(const SlotOptions& options) {
+absl::StatusOr<UniqueFd> StartSlotHere(const SlotOptions& options) {
   ASSIGN_OR_RETURN(SocketPair pair, MakeSocketPair());
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) return ErrnoStatus(errno, "pipe");
@@ -197,6 +209,50 @@ absl::StatusOr<UniqueFd> StartSlot(const SlotOptions& options) {
   } while (got < 0 && errno == EINTR);
   if (got > 0) return absl::InternalError(std::string(text.data(), static_cast<size_t>(got)));
   return std::move(pair.ours);
+}
+
+constexpr std::string_view kStarted = "started";
+
+// A request is the number of a slot; the answer is kStarted, with the socket, or why not.
+[[noreturn]] void StarterMain(const std::vector<SlotOptions>& slots, int socket) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+  ::signal(SIGCHLD, SIG_IGN);  // nobody waits for slots
+  CloseAllBut(socket, socket);
+  while (true) {
+    const absl::StatusOr<DescriptorMessage> asked = ReceiveDescriptorMessage(socket);
+    uint32_t slot = 0;
+    if (!asked.ok() || asked->text.size() != sizeof(slot)) ::_exit(0);  // the pool has gone
+    std::memcpy(&slot, asked->text.data(), sizeof(slot));
+    if (slot >= slots.size()) ::_exit(1);
+    const absl::StatusOr<UniqueFd> started = StartSlotHere(slots[slot]);
+    absl::Status sent;
+    if (started.ok()) {
+      const std::array<int, 1> passed{started->get()};
+      sent = SendDescriptorMessage(socket, kStarted, passed);
+    } else {
+      sent = SendDescriptorMessage(socket, std::string(started.status().message()));
+    }
+    if (!sent.ok()) ::_exit(0);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<SlotStarter> SlotStarter::Start(std::vector<SlotOptions> slots) {
+  ASSIGN_OR_RETURN(SocketPair pair, MakeSocketPair());
+  const pid_t process = ::fork();
+  if (process < 0) return ErrnoStatus(errno, "start the starter of slots");
+  if (process == 0) StarterMain(slots, pair.theirs.get());
+  return SlotStarter(std::move(pair.ours));
+}
+
+absl::StatusOr<UniqueFd> SlotStarter::StartSlot(uint32_t slot) {
+  const std::string_view request(reinterpret_cast<const char*>(&slot), sizeof(slot));
+  RETURN_IF_ERROR(SendDescriptorMessage(socket_.get(), request), "start slot {}", slot);
+  ASSIGN_OR_RETURN(DescriptorMessage answer, ReceiveDescriptorMessage(socket_.get()),
+                   "start slot {}", slot);
+  if (answer.text == kStarted && answer.fds.size() == 1) return std::move(answer.fds[0]);
+  return absl::InternalError(fmt::format("slot {}: {}", slot, answer.text));
 }
 
 }  // namespace lamina::fncall

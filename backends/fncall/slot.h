@@ -7,7 +7,9 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "backends/fncall/jail.h"
 #include "backends/sandbox.h"
@@ -22,10 +24,23 @@ struct SlotOptions {
   backends::Limits limits;
 };
 
-// Starts a slot's process, with its first jail ready when this returns. Calls go to the socket, one at
-// a time, and reports come back from it. It ends when the other end of the socket does. For a process
-// with one thread.
-absl::StatusOr<UniqueFd> StartSlot(const SlotOptions& options);
+// Starts slots for a process that has threads, which cannot fork them itself: a process of its own. It
+// ends with the one that made it, and slots with it.
+class SlotStarter {
+ public:
+  // Before there are threads.
+  static absl::StatusOr<SlotStarter> Start(std::vector<SlotOptions> slots);
+
+  // Starts the process of one of the slots, or another one in place of one that has ended. Its first
+  // jail is ready when this returns. Calls go to the socket, one at a time, and reports come back from
+  // it. It ends when the other end of the socket does. For one thread at a time.
+  absl::StatusOr<UniqueFd> StartSlot(uint32_t slot);
+
+ private:
+  explicit SlotStarter(UniqueFd socket) : socket_(std::move(socket)) {}
+
+  UniqueFd socket_;
+};
 
 }  // namespace lamina::fncall
 

@@ -34,9 +34,10 @@ absl::StatusOr<std::vector<std::string>> QemuCommandLine(const MachinePlan& plan
                   kvm ? "" : "mitigations=off no_timer_check ", GuestParameters(plan));
   std::vector<std::string> words = {
       kQemuProgram, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-name",
-      Value(plan.name), "-machine",
-      "q35,usb=off,vmport=off,smbus=off,sata=off,accel=" + accelerator, "-cpu",
-      kvm ? "host" : "max", "-smp", std::to_string(plan.processors), "-m",
+      Value(plan.name), "-machine", "q35,usb=off,vmport=off,smbus=off,sata=off", "-accel",
+      // Else translated code may take an eighth of the host's memory, up to a gigabyte.
+      kvm ? accelerator : accelerator + ",tb-size=256", "-cpu", kvm ? "host" : "max", "-smp",
+      std::to_string(plan.processors), "-m",
       fmt::format("size={}B,maxmem={}B", plan.memory_bytes, most), "-kernel", plan.kernel.image,
       "-initrd", plan.initramfs, "-append", parameters,
       // A guest that has taken QEMU over finds little to do with it.

@@ -112,7 +112,14 @@ absl::Status QemuMachine::AwaitAgent(std::chrono::milliseconds patience) {
 
 absl::Status QemuMachine::Pause() {
   quiet_ = mux_->Quiesce(kQuietPatience).ok();
-  return qmp_.Execute("stop").status();
+  absl::Status stopped = qmp_.Execute("stop").status();
+  if (!stopped.ok()) {
+    // It may stop all the same, once it gets to it.
+    qmp_.Execute("cont").IgnoreError();
+    mux_->Continue();
+    quiet_ = false;
+  }
+  return stopped;
 }
 
 absl::Status QemuMachine::Resume() {
@@ -157,7 +164,9 @@ absl::Status QemuMachine::SaveMemory(const std::string& directory) {
                    OpenFile(directory + "/" + kSnapshotMemory, O_RDWR | O_CREAT | O_EXCL, 0600));
   RETURN_IF_ERROR(qmp_.Execute("getfd", {{"fdname", "snapshot"}}, file.get()).status());
   RETURN_IF_ERROR(qmp_.Execute("migrate", {{"uri", "fd:snapshot"}}).status());
-  return AwaitMigration();
+  absl::Status done = AwaitMigration();
+  if (!done.ok()) qmp_.Execute("migrate_cancel").IgnoreError();
+  return done;
 }
 
 absl::Status QemuMachine::Load(const std::string& snapshot) {

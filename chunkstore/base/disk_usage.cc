@@ -1,44 +1,141 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "chunkstore/base/disk_usage.h"
 
-#include <fts.h>
+#include <dirent.h>
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <memory>
 #include <set>
+#include <string_view>
+#include <vector>
+
+#include "chunkstore/base/file.h"
 
 namespace lamina {
+namespace {
+
+constexpr int kOpenDirectory = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+
+// Goes through a tree with one directory open at a time, by names and not by paths: those may be longer
+// than the kernel takes, and directories deeper than there are descriptors.
+class Walk {
+ public:
+  explicit Walk(const std::string& root) : root_path_(root) {}
+
+  absl::StatusOr<DiskUsage> Run() {
+    ASSIGN_OR_RETURN(current_, OpenFile(root_path_, kOpenDirectory));
+    struct stat info {};
+    if (::fstat(current_.get(), &info) != 0) return ErrnoStatus(errno, "stat");
+    device_ = info.st_dev;
+    Count(info);
+    levels_.push_back({.inode = info.st_ino});
+    RETURN_IF_ERROR(ReadCurrent());
+    while (!levels_.empty()) {
+      if (levels_.back().left.empty()) {
+        levels_.pop_back();
+        if (!levels_.empty()) RETURN_IF_ERROR(GoUp());
+        continue;
+      }
+      const std::string name = std::move(levels_.back().left.back());
+      levels_.back().left.pop_back();
+      RETURN_IF_ERROR(GoDown(name));
+    }
+    return usage_;
+  }
+
+ private:
+  struct Level {
+    std::string name;
+    ino_t inode = 0;
+    std::vector<std::string> left;  // directories in it
+  };
+
+  void Count(const struct stat& info) {
+    constexpr int64_t kBlock = 512;  // of st_blocks (stat(2))
+    if (!S_ISDIR(info.st_mode) && info.st_nlink > 1 && !linked_.insert(info.st_ino).second) return;
+    usage_.bytes += info.st_blocks * kBlock;
+    ++usage_.inodes;
+  }
+
+  // Counts what is in the directory that levels_ ends with.
+  absl::Status ReadCurrent() {
+    UniqueFd again(::openat(current_.get(), ".", kOpenDirectory));
+    if (!again.valid()) return errno == ENOENT ? absl::OkStatus() : ErrnoStatus(errno, "open");
+    const std::unique_ptr<DIR, int (*)(DIR*)> entries(::fdopendir(again.get()), ::closedir);
+    if (entries == nullptr) return ErrnoStatus(errno, "read");
+    again.Release();
+    while (true) {
+      errno = 0;
+      const dirent* entry = ::readdir(entries.get());
+      if (entry == nullptr) return errno == 0 ? absl::OkStatus() : ErrnoStatus(errno, "read");
+      const std::string_view name = entry->d_name;
+      if (name == "." || name == "..") continue;
+      struct stat info {};
+      if (::fstatat(current_.get(), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) {
+        if (errno == ENOENT) continue;
+        return ErrnoStatus(errno, fmt::format("stat {}", name));
+      }
+      // Files of some file systems, like overlayfs, are of other devices than their directories.
+      if (S_ISDIR(info.st_mode) && info.st_dev != device_) continue;
+      Count(info);
+      if (S_ISDIR(info.st_mode)) levels_.back().left.emplace_back(name);
+    }
+  }
+
+  absl::Status GoDown(const std::string& name) {
+    UniqueFd child(::openat(current_.get(), name.c_str(), kOpenDirectory));
+    // Gone, or something else by now.
+    if (!child.valid() && (errno == ENOENT || errno == ENOTDIR || errno == ELOOP)) {
+      return absl::OkStatus();
+    }
+    struct stat info {};
+    if (!child.valid() || ::fstat(child.get(), &info) != 0) {
+      return ErrnoStatus(errno, "open " + name);
+    }
+    if (info.st_dev != device_) return absl::OkStatus();
+    current_ = std::move(child);
+    levels_.push_back({.name = name, .inode = info.st_ino});
+    return ReadCurrent();
+  }
+
+  bool IsAt(int fd, ino_t inode) const {
+    struct stat info {};
+    return fd >= 0 && ::fstat(fd, &info) == 0 && info.st_dev == device_ && info.st_ino == inode;
+  }
+
+  // To the directory that levels_ ends with. If the one below it has been moved elsewhere, ".." is not
+  // it, and the way leads from the root; what is no longer on that does not count any further.
+  absl::Status GoUp() {
+    current_.Reset(::openat(current_.get(), "..", kOpenDirectory));
+    if (IsAt(current_.get(), levels_.back().inode)) return absl::OkStatus();
+    ASSIGN_OR_RETURN(current_, OpenFile(root_path_, kOpenDirectory));
+    for (size_t level = 1; level < levels_.size(); ++level) {
+      UniqueFd child(::openat(current_.get(), levels_[level].name.c_str(), kOpenDirectory));
+      if (!IsAt(child.get(), levels_[level].inode)) {
+        levels_.resize(level);
+        break;
+      }
+      current_ = std::move(child);
+    }
+    return absl::OkStatus();
+  }
+
+  const std::string& root_path_;
+  dev_t device_ = 0;
+  UniqueFd current_;
+  std::vector<Level> levels_;  // from the root to the current one
+  std::set<ino_t> linked_;
+  DiskUsage usage_;
+};
+
+}  // namespace
 
 absl::StatusOr<DiskUsage> DiskUsageOf(const std::string& directory) {
-  constexpr int64_t kBlock = 512;  // of st_blocks (stat(2))
-  std::string path = directory;
-  char* const roots[] = {path.data(), nullptr};
-  const std::unique_ptr<FTS, decltype(&::fts_close)> tree(
-      ::fts_open(roots, FTS_PHYSICAL | FTS_NOCHDIR | FTS_XDEV, nullptr), &::fts_close);
-  if (tree == nullptr) return ErrnoStatus(errno, "usage of " + directory);
-  DiskUsage usage;
-  std::set<ino_t> linked;
-  while (errno = 0, true) {
-    const FTSENT* entry = ::fts_read(tree.get());
-    if (entry == nullptr) break;
-    switch (entry->fts_info) {
-      case FTS_DP:  // the second time
-        continue;
-      case FTS_DNR:
-      case FTS_ERR:
-      case FTS_NS:
-        if (entry->fts_errno == ENOENT && entry->fts_level > 0) continue;
-        return ErrnoStatus(entry->fts_errno, fmt::format("usage of {}", entry->fts_path));
-      default:
-        break;
-    }
-    const struct stat& info = *entry->fts_statp;
-    if (!S_ISDIR(info.st_mode) && info.st_nlink > 1 && !linked.insert(info.st_ino).second) continue;
-    usage.bytes += info.st_blocks * kBlock;
-    ++usage.inodes;
-  }
-  if (errno != 0) return ErrnoStatus(errno, "usage of " + directory);
+  absl::StatusOr<DiskUsage> usage = Walk(directory).Run();
+  RETURN_IF_ERROR(usage.status(), "usage of {}", directory);
   return usage;
 }
 

@@ -39,8 +39,11 @@ std::optional<std::chrono::seconds> ParseRetryAfter(std::string_view value,
   if (!LoadCurl().ok()) return std::nullopt;
   const time_t date = Curl().getdate(std::string(value).c_str(), nullptr);
   if (date == -1) return std::nullopt;
-  const auto pause = std::chrono::system_clock::from_time_t(date) - now;
-  return std::max(std::chrono::ceil<std::chrono::seconds>(pause), std::chrono::seconds(0));
+  // Not a time_point of it: those of the system's clock end in the year 2262.
+  const std::chrono::seconds pause =
+      std::chrono::seconds(date) - std::chrono::floor<std::chrono::seconds>(now.time_since_epoch());
+  if (pause.count() > INT32_MAX) return std::nullopt;
+  return std::max(pause, std::chrono::seconds(0));
 }
 
 std::optional<ContentRange> ParseContentRange(std::string_view value) {

@@ -9,6 +9,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <vector>
@@ -85,17 +86,35 @@ absl::Status AllowGroup(const std::string& socket_path, const std::string& group
   return absl::OkStatus();
 }
 
-absl::StatusOr<UniqueFd> ConnectUnix(const std::string& directory, const std::string& name) {
+absl::Status SetSocketPatience(int socket, std::chrono::milliseconds patience) {
+  const timeval time{.tv_sec = patience.count() / 1000, .tv_usec = patience.count() % 1000 * 1000};
+  for (const int direction : {SO_RCVTIMEO, SO_SNDTIMEO}) {
+    if (::setsockopt(socket, SOL_SOCKET, direction, &time, sizeof(time)) != 0) {
+      return ErrnoStatus(errno, "set how long a socket waits");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<UniqueFd> ConnectUnix(const std::string& directory, const std::string& name,
+                                     std::chrono::milliseconds patience) {
   ASSIGN_OR_RETURN(const Address address, MakeAddress(directory, name));
   ASSIGN_OR_RETURN(UniqueFd fd, NewSocket());
-  if (::connect(fd.get(), Generic(address), sizeof(address.value)) != 0) {
-    const int error = errno;
-    const std::string text = fmt::format("connect to {}/{}", directory, name);
-    if (error == ECONNREFUSED || error == ENOENT) {
-      return absl::UnavailableError(text + ": nothing listens there");
-    }
-    return ErrnoStatus(error, text);
+  // While the queue is full connect(2) waits as long as a send would. 0 would be for ever.
+  RETURN_IF_ERROR(SetSocketPatience(fd.get(), std::max(patience, std::chrono::milliseconds(1))));
+  int error = 0;
+  do {
+    error = ::connect(fd.get(), Generic(address), sizeof(address.value)) == 0 ? 0 : errno;
+  } while (error == EINTR);
+  const std::string text = fmt::format("connect to {}/{}", directory, name);
+  if (error == ECONNREFUSED || error == ENOENT) {
+    return absl::UnavailableError(text + ": nothing listens there");
   }
+  if (error == EAGAIN) {
+    return absl::DeadlineExceededError(text + ": who listens there takes no connections");
+  }
+  if (error != 0) return ErrnoStatus(error, text);
+  RETURN_IF_ERROR(SetSocketPatience(fd.get(), std::chrono::milliseconds(0)));
   return fd;
 }
 

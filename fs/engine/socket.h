@@ -4,6 +4,7 @@
 #ifndef LAMINA_FS_ENGINE_SOCKET_H_
 #define LAMINA_FS_ENGINE_SOCKET_H_
 
+#include <chrono>
 #include <string>
 #include <string_view>
 
@@ -22,8 +23,12 @@ inline constexpr size_t kMaxLine = 16 << 20;
 absl::StatusOr<UniqueFd> ListenUnix(const std::string& directory, const std::string& name);
 // Lets members of a group connect as well (mode 0660).
 absl::Status AllowGroup(const std::string& socket_path, const std::string& group);
-// kUnavailable if nothing listens there.
-absl::StatusOr<UniqueFd> ConnectUnix(const std::string& directory, const std::string& name);
+// kUnavailable if nothing listens there; kDeadlineExceeded if somebody does, and has not taken those
+// who came before for `patience`.
+absl::StatusOr<UniqueFd> ConnectUnix(const std::string& directory, const std::string& name,
+                                     std::chrono::milliseconds patience = std::chrono::minutes(1));
+// Bounds each send and each receive of a socket, which fail with EAGAIN then; 0: they wait for ever.
+absl::Status SetSocketPatience(int socket, std::chrono::milliseconds patience);
 
 // Accepts a connection of a listening socket that is ready. Not valid if its client has gone meanwhile.
 // An error, as for want of descriptors, comes after a pause: the connection stays in the queue, and

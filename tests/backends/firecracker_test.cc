@@ -133,6 +133,9 @@ TEST(FirecrackerRequestsTest, MakeTheMachineOfThePlan) {
   std::map<std::string, json> bodies;
   for (const ApiRequest& request : requests) bodies[request.path] = request.body;
   EXPECT_EQ(bodies["/machine-config"]["vcpu_count"], 4) << "one, or an even number";
+  MachinePlan large = Plan();
+  large.processors = 64;
+  EXPECT_EQ(BootRequests(large)[0].body["vcpu_count"], 32) << "the most that there may be";
   EXPECT_EQ(bodies["/machine-config"]["mem_size_mib"], 256);
   EXPECT_EQ(bodies["/pmem/pmem1"]["path_on_host"], "/state/fuse/blobs/a");
   EXPECT_EQ(bodies["/pmem/pmem1"]["read_only"], true);

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <thread>
 
@@ -78,6 +79,26 @@ TEST_F(GroupFreezeTest, WhatIsFrozenAlreadyStaysSo) {
   }
   EXPECT_TRUE(group_->Frozen());
   ASSERT_TRUE(group_->Thaw().ok());
+}
+
+TEST_F(GroupFreezeTest, OneWaitsForTheOther) {
+  AddProcess();
+  GroupFreeze first({*group_});
+  ASSERT_TRUE(first.Begin().ok());
+  std::atomic<bool> began = false;
+  std::thread other([&] {
+    GroupFreeze second({*group_});
+    EXPECT_TRUE(second.Begin().ok());
+    EXPECT_TRUE(group_->Frozen());
+    began = true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    EXPECT_TRUE(group_->Frozen()) << "the first one's end is not the second one's";
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  EXPECT_FALSE(began);
+  first.End();
+  other.join();
+  EXPECT_FALSE(group_->Frozen());
 }
 
 TEST_F(GroupFreezeTest, WhoeverFroseThemMayBeKilled) {

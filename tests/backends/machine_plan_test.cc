@@ -118,7 +118,7 @@ TEST(QemuCommandLineTest, DevicesAreReadOnlySharedAndInTheirPlaces) {
                               "share=on,readonly=on"));
   EXPECT_THAT(words, Contains("virtio-pmem-pci,memdev=pmem0,addr=4.0,multifunction=on"));
   EXPECT_THAT(words, Contains("virtio-pmem-pci,memdev=pmem9,addr=5.1"));
-  EXPECT_THAT(words, Contains(HasSubstr("accel=tcg")));
+  EXPECT_THAT(words, Contains("tcg,tb-size=256"));
   EXPECT_THAT(words, Contains(HasSubstr("lamina.layers=9")));
   EXPECT_THAT(words, Contains("size=134217728B,maxmem=155189248B"));
   EXPECT_THAT(words, Not(Contains("-incoming")));

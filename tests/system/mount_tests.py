@@ -247,6 +247,27 @@ def _(workspace, transport):
         wait_until(lambda: not workspace.processes(), "the server ends")
 
 
+@test("mount.full-disk-before-the-server-starts-is-told")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    with small_disk(workspace):
+        with workspace.mounted(image, "--cache-free=0"):
+            pass
+        wait_until(lambda: not workspace.processes(), "the server ends")
+        rest = workspace.state / "rest"
+        with open(rest, "wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4 << 10))
+        directory = workspace.new_directory("mnt")
+        error = workspace.lamina("mount", image, directory, f"--state={workspace.state}", status=1).stderr
+        check("no space left" in error.lower(), error)
+        rest.unlink()
+        with workspace.mounted(image, "--cache-free=0") as mounted:
+            expect_content(mounted, FILES)
+        wait_until(lambda: not workspace.processes(), "the server ends")
+
+
 @for_each_transport("mount.cache-survives-the-server")
 def _(workspace, transport):
     image = workspace.converted(small_image(FILES))
