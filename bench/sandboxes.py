@@ -18,6 +18,7 @@ CLONE_NEWNS = 0x20000
 MS_REC_SLAVE = 0x4000 | 0x80000
 UNIFIED_CGROUPS = pathlib.Path("/sys/fs/cgroup/unified")
 READY = "busybox is ready"
+PATIENCE_SECONDS = 600
 
 
 class Sandbox:
@@ -129,13 +130,15 @@ class BusyboxMachine:
         return self._process.pid
 
     def wait_for(self, line: str) -> None:
-        timer = threading.Timer(600, self._process.kill)
+        timer = threading.Timer(PATIENCE_SECONDS, self._process.kill)
         timer.start()
-        for said in self._process.stdout:
-            self._said.append(said)
-            if line in said:
-                timer.cancel()
-                return
+        try:
+            for said in self._process.stdout:
+                self._said.append(said)
+                if line in said:
+                    return
+        finally:
+            timer.cancel()
         raise RuntimeError(f"a machine did not say '{line}': {''.join(self._said)}")
 
     def say(self, line: str) -> None:
