@@ -31,7 +31,7 @@ absl::StatusOr<Amount> ParseAmount(std::string_view text) {
   const std::string_view unit = text.substr(static_cast<size_t>(end - text.data()));
   if (failed != std::errc() || !(number >= 0)) return error();
   if (unit == "%") {
-    if (number > 100 || number != std::floor(number)) return error();
+    if (number < 1 || number > 100 || number != std::floor(number)) return error();
     return Amount{.percent = static_cast<uint32_t>(number)};
   }
   if (unit.size() > 1) return error();

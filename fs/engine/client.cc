@@ -213,11 +213,13 @@ std::optional<std::string> StateOfMount(const std::string& target) {
       text = start == std::string::npos ? "" : text.substr(start);
     }
     for (const char* part : {"/images/", "/mounts/"}) {
-      const size_t end = text.rfind(part);
-      if (end == std::string::npos || text[0] != '/') continue;
-      const std::string state = text.substr(0, end);
-      std::error_code ignored;
-      if (std::filesystem::exists(state + "/lock", ignored)) return state;
+      if (!text.starts_with('/')) continue;
+      // The state directory may itself be below one with such a name.
+      for (size_t end = text.find(part); end != std::string::npos; end = text.find(part, end + 1)) {
+        const std::string state = text.substr(0, end);
+        std::error_code ignored;
+        if (std::filesystem::exists(state + "/lock", ignored)) return state;
+      }
     }
   }
   return std::nullopt;

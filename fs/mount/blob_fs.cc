@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fs/mount/blob_fs.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -381,6 +382,11 @@ void BlobFsImpl::Read(fuse_req_t request, fuse_ino_t inode, size_t size, off_t o
     stats = file->stats;
   }
   ReplyWithContent(request, std::span(&piece, 1), stats);
+  if ((inode & kSharedBit) == 0) return;
+  // The pages of a shared file are kept for all who map it, so those of the data file, with the same
+  // bytes, are of no more use. What was only just fetched is not written back yet, and stays.
+  ::posix_fadvise(piece.blob->data_fd(), static_cast<off_t>(piece.offset),
+                  static_cast<off_t>(piece.length), POSIX_FADV_DONTNEED);
 }
 
 std::vector<std::pair<std::string, fuse_ino_t>> BlobFsImpl::List(fuse_ino_t inode) const {

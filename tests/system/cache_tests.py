@@ -266,7 +266,7 @@ def _(workspace):
     for option in ("--cache-size=lots", "--cache-size=-1", "--cache-size=101%", "--cache-size=5X",
                    "--cache-free=x", "--cache-size=1e3", "--cache-free=0%"):
         result = workspace.lamina("mount", image, directory, f"--state={workspace.state}", option,
-                                  status=1)
+                                  status=2)
         check(option.split("=", maxsplit=1)[0] in result.stderr, result.stderr)
     workspace.lamina("mount", image, directory, f"--state={workspace.state}", "--cache=ram", status=2)
     check(not workspace.processes(), "a server was started")

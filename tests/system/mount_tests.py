@@ -247,6 +247,18 @@ def _(workspace, transport):
         wait_until(lambda: not workspace.processes(), "the server ends")
 
 
+@for_each_transport("mount.state-directory-below-another-of-its-names-is-found")
+def _(workspace, transport):
+    image = workspace.converted(small_image(FILES))
+    for parent in ("images", "mounts"):
+        for option in (f"--transport={transport}", "--writable"):
+            state = workspace.path("there") / parent / "lamina"
+            state.parent.mkdir(parents=True, exist_ok=True)
+            directory = workspace.new_directory(f"mnt-{parent}{len(option)}")
+            workspace.lamina("mount", image, directory, f"--state={state}", option)
+            workspace.lamina("umount", directory)
+
+
 @test("mount.full-disk-before-the-server-starts-is-told")
 def _(workspace):
     need_root()
