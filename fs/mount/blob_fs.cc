@@ -31,6 +31,7 @@ constexpr uint64_t kMaxId = (uint64_t{1} << (63 - kSlotBits)) - 1;
 constexpr fuse_ino_t kSharedDirectory = 2;
 constexpr uint64_t kSharedBit = uint64_t{1} << 63;
 constexpr std::string_view kSharedName = "blobs";
+constexpr uint64_t kMaxFolio = 2 << 20;  // of the page cache
 
 // Attributes never change. Names go only by Remove, which tells the kernel.
 constexpr double kBlobTimeout = 24 * 60 * 60;
@@ -384,9 +385,11 @@ void BlobFsImpl::Read(fuse_req_t request, fuse_ino_t inode, size_t size, off_t o
   ReplyWithContent(request, std::span(&piece, 1), stats);
   if ((inode & kSharedBit) == 0) return;
   // The pages of a shared file are kept for all who map it, so those of the data file, with the same
-  // bytes, are of no more use. What was only just fetched is not written back yet, and stays.
-  ::posix_fadvise(piece.blob->data_fd(), static_cast<off_t>(piece.offset),
-                  static_cast<off_t>(piece.length), POSIX_FADV_DONTNEED);
+  // bytes, are of no more use. What was only just fetched is not written back yet, and stays. Large folios
+  // go only as a whole, so with the last of their bytes.
+  const uint64_t begin = piece.offset / kMaxFolio * kMaxFolio;
+  ::posix_fadvise(piece.blob->data_fd(), static_cast<off_t>(begin),
+                  static_cast<off_t>(piece.offset + piece.length - begin), POSIX_FADV_DONTNEED);
 }
 
 std::vector<std::pair<std::string, fuse_ino_t>> BlobFsImpl::List(fuse_ino_t inode) const {

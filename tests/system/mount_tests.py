@@ -4,7 +4,9 @@ what mounts share and leave behind."""
 
 import concurrent.futures
 import contextlib
+import ctypes
 import errno
+import mmap
 import os
 import pathlib
 import random
@@ -245,6 +247,34 @@ def _(workspace, transport):
             filler.unlink()
             expect_content(mounted, files)
         wait_until(lambda: not workspace.processes(), "the server ends")
+
+
+def cached_bytes(path):
+    """What the page cache has of a file (mincore(2))."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(path, "rb") as file, \
+            mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE) as mapping:
+        first = ctypes.c_char.from_buffer(mapping)
+        pages = (ctypes.c_ubyte * (-(-len(mapping) // mmap.PAGESIZE)))()
+        result = libc.mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(len(mapping)), pages)
+        del first  # or the mapping could not be closed
+        check_equal(result, 0, "mincore")
+        return sum(page & 1 for page in pages) * mmap.PAGESIZE
+
+
+@test("mount.file-of-a-blob-that-machines-map-is-cached-once")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image({f"f{i}": noise(4 * MIB, i) for i in range(4)}))
+    with workspace.mounted(image, "--no-prefetch") as mounted:
+        subprocess.run(f"cat {mounted}/* > /dev/null", shell=True, check=True)
+        os.sync()  # pages that are not written yet stay
+        drop_caches()
+        shared, = (workspace.state / "fuse/blobs").iterdir()
+        shared.read_bytes()
+        data, = workspace.state.glob("blobs/*/data")
+        check(cached_bytes(shared) >= 16 * MIB, "what machines map is cached")
+        check(cached_bytes(data) < 4 * MIB, f"{cached_bytes(data)} bytes are cached twice")
 
 
 @for_each_transport("mount.state-directory-below-another-of-its-names-is-found")
