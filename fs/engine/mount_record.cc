@@ -100,9 +100,17 @@ std::string SerializeMountRecord(const MountRecord& record) {
   return std::string(bytes.begin(), bytes.end());
 }
 
+// Also without `allow_exceptions` it throws for an array of more elements than memory could have.
+static json FromCbor(std::string_view text) {
+  try {
+    return json::from_cbor(text, /*strict=*/true, /*allow_exceptions=*/false);
+  } catch (const json::exception&) {
+    return json(json::value_t::discarded);
+  }
+}
+
 absl::StatusOr<MountRecord> ParseMountRecord(std::string_view text) {
-  const json object = json::from_cbor(text, /*strict=*/true, /*allow_exceptions=*/false);
-  absl::StatusOr<MountRecord> record = Parse(object);
+  absl::StatusOr<MountRecord> record = Parse(FromCbor(text));
   if (record.ok()) return record;
   return absl::DataLossError(
       fmt::format("mount record: {}", std::string(record.status().message())));
