@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <absl/container/flat_hash_map.h>
-#include <dirent.h>
 #include <fcntl.h>
 #include <linux/limits.h>
 #include <linux/magic.h>
@@ -13,9 +12,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <memory>
 #include <utility>
 
+#include "chunkstore/base/directory_names.h"
 #include "chunkstore/base/file.h"
 #include "erofs/file_content.h"
 #include "erofs/import.h"
@@ -58,19 +57,7 @@ Inode MakeInode(const struct statx& stat) {
 
 // The names in a directory but "." and "..", from the last to the first in byte order.
 absl::StatusOr<std::vector<std::string>> ReadNamesBackwards(int fd) {
-  ASSIGN_OR_RETURN(UniqueFd own, OpenFile(PathOf(fd), O_RDONLY | O_DIRECTORY));
-  const std::unique_ptr<DIR, int (*)(DIR*)> stream(::fdopendir(own.get()), ::closedir);
-  if (stream == nullptr) return ErrnoStatus(errno, "read directory");
-  own.Release();
-  std::vector<std::string> names;
-  for (;;) {
-    errno = 0;
-    const dirent* entry = ::readdir(stream.get());
-    if (entry == nullptr) break;
-    const std::string_view name = entry->d_name;
-    if (name != "." && name != "..") names.emplace_back(name);
-  }
-  if (errno != 0) return ErrnoStatus(errno, "read directory");
+  ASSIGN_OR_RETURN(std::vector<std::string> names, DirectoryNames(fd));
   std::sort(names.begin(), names.end(), std::greater<>());
   return names;
 }

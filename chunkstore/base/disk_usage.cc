@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "chunkstore/base/disk_usage.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <memory>
 #include <set>
-#include <string_view>
+#include <utility>
 #include <vector>
 
+#include "chunkstore/base/directory_names.h"
 #include "chunkstore/base/file.h"
 
 namespace lamina {
@@ -62,27 +61,21 @@ class Walk {
 
   // Counts what is in the directory that levels_ ends with.
   absl::Status ReadCurrent() {
-    UniqueFd again(::openat(current_.get(), ".", kOpenDirectory));
-    if (!again.valid()) return errno == ENOENT ? absl::OkStatus() : ErrnoStatus(errno, "open");
-    const std::unique_ptr<DIR, int (*)(DIR*)> entries(::fdopendir(again.get()), ::closedir);
-    if (entries == nullptr) return ErrnoStatus(errno, "read");
-    again.Release();
-    while (true) {
-      errno = 0;
-      const dirent* entry = ::readdir(entries.get());
-      if (entry == nullptr) return errno == 0 ? absl::OkStatus() : ErrnoStatus(errno, "read");
-      const std::string_view name = entry->d_name;
-      if (name == "." || name == "..") continue;
+    absl::StatusOr<std::vector<std::string>> names = DirectoryNames(current_.get());
+    if (absl::IsNotFound(names.status())) return absl::OkStatus();
+    RETURN_IF_ERROR(names.status());
+    for (std::string& name : *names) {
       struct stat info {};
-      if (::fstatat(current_.get(), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) {
+      if (::fstatat(current_.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
         if (errno == ENOENT) continue;
         return ErrnoStatus(errno, fmt::format("stat {}", name));
       }
       // Files of some file systems, like overlayfs, are of other devices than their directories.
       if (S_ISDIR(info.st_mode) && info.st_dev != device_) continue;
       Count(info);
-      if (S_ISDIR(info.st_mode)) levels_.back().left.emplace_back(name);
+      if (S_ISDIR(info.st_mode)) levels_.back().left.push_back(std::move(name));
     }
+    return absl::OkStatus();
   }
 
   absl::Status GoDown(const std::string& name) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "chunkstore/base/remove_tree.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <linux/openat2.h>
 #include <sys/stat.h>
@@ -10,33 +9,13 @@
 
 #include <cerrno>
 #include <cstdint>
-#include <memory>
-#include <string_view>
 #include <vector>
 
+#include "chunkstore/base/directory_names.h"
 #include "chunkstore/base/file.h"
 
 namespace lamina {
 namespace {
-
-absl::StatusOr<std::vector<std::string>> NamesIn(int directory) {
-  // A position of its own, at the beginning.
-  UniqueFd again(::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!again.valid()) return ErrnoStatus(errno, "open a directory");
-  const std::unique_ptr<DIR, int (*)(DIR*)> entries(::fdopendir(again.get()), ::closedir);
-  if (entries == nullptr) return ErrnoStatus(errno, "read a directory");
-  again.Release();
-  std::vector<std::string> names;
-  while (true) {
-    errno = 0;
-    const dirent* entry = ::readdir(entries.get());
-    if (entry == nullptr) break;
-    const std::string_view name = entry->d_name;
-    if (name != "." && name != "..") names.emplace_back(name);
-  }
-  if (errno != 0) return ErrnoStatus(errno, "read a directory");
-  return names;
-}
 
 // Directories that are found in others are moved up to the top one: so none is ever far down, and one
 // after the other can be emptied there.
@@ -47,7 +26,7 @@ class Remover {
   // Removes all that is in the top directory.
   absl::Status Empty() {
     while (true) {
-      ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(top_));
+      ASSIGN_OR_RETURN(const std::vector<std::string> names, DirectoryNames(top_));
       if (names.empty()) return absl::OkStatus();
       for (const std::string& name : names) {
         ASSIGN_OR_RETURN(const bool removed, Remove(top_, name));
@@ -78,7 +57,7 @@ class Remover {
     const UniqueFd directory(
         static_cast<int>(::syscall(SYS_openat2, top_, child.c_str(), &how, sizeof(how))));
     if (!directory.valid()) return ErrnoStatus(errno, "open directory " + child);
-    ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(directory.get()));
+    ASSIGN_OR_RETURN(const std::vector<std::string> names, DirectoryNames(directory.get()));
     for (const std::string& name : names) {
       ASSIGN_OR_RETURN(const bool removed, Remove(directory.get(), name));
       if (!removed) RETURN_IF_ERROR(MoveUp(directory.get(), name));

@@ -70,34 +70,27 @@ Setter SizeOf(fs::Amount fs::CacheOptions::*field) {
   };
 }
 
-std::optional<std::string> SetRegistries(const toml::node& node, Config& config) {
-  constexpr const char* kWanted = "a list of HOST:PORT";
-  const toml::array* list = node.as_array();
-  if (list == nullptr) return kWanted;
-  config.snapshotter_registries.clear();
-  for (const toml::node& element : *list) {
-    const auto host = element.value_exact<std::string>();
-    if (!host || !registry::CheckHost(*host).ok() || host->rfind(':') == std::string::npos) {
-      return kWanted;
+Setter TextList(std::vector<std::string> Config::*field, bool (*is_one)(const std::string&),
+                const char* wanted) {
+  return [=](const toml::node& node, Config& config) -> std::optional<std::string> {
+    const toml::array* list = node.as_array();
+    if (list == nullptr) return wanted;
+    (config.*field).clear();
+    for (const toml::node& element : *list) {
+      const auto text = element.value_exact<std::string>();
+      if (!text || !is_one(*text)) return wanted;
+      (config.*field).push_back(*text);
     }
-    config.snapshotter_registries.push_back(*host);
-  }
-  return std::nullopt;
+    return std::nullopt;
+  };
 }
 
-std::optional<std::string> SetLayerImages(const toml::node& node, Config& config) {
-  constexpr const char* kWanted = "a list of what begins with \"docker://\" or \"oci:/\"";
-  const toml::array* list = node.as_array();
-  if (list == nullptr) return kWanted;
-  config.snapshotter_layer_images.clear();
-  for (const toml::node& element : *list) {
-    const auto prefix = element.value_exact<std::string>();
-    if (!prefix || !(prefix->starts_with("docker://") || prefix->starts_with("oci:/"))) {
-      return kWanted;
-    }
-    config.snapshotter_layer_images.push_back(*prefix);
-  }
-  return std::nullopt;
+bool IsHostWithPort(const std::string& text) {
+  return registry::CheckHost(text).ok() && text.rfind(':') != std::string::npos;
+}
+
+bool BeginsAReference(const std::string& text) {
+  return text.starts_with("docker://") || text.starts_with("oci:/");
 }
 
 Setter Flag(bool Config::*field) {
@@ -157,8 +150,11 @@ std::vector<Key> AllKeys() {
       {"snapshotter", "idle-seconds", Seconds(&Config::snapshotter_idle)},
       {"snapshotter", "containerd",
        AbsolutePath(&Config::containerd_socket, /*may_be_empty=*/false)},
-      {"snapshotter", "registries", SetRegistries},
-      {"snapshotter", "layer-images", SetLayerImages},
+      {"snapshotter", "registries",
+       TextList(&Config::snapshotter_registries, IsHostWithPort, "a list of HOST:PORT")},
+      {"snapshotter", "layer-images",
+       TextList(&Config::snapshotter_layer_images, BeginsAReference,
+                "a list of what begins with \"docker://\" or \"oci:/\"")},
       {"snapshotter", "referrers", Flag(&Config::snapshotter_referrers)},
       {"snapshotter", "prefetch", Flag(&Config::snapshotter_prefetch)},
       {"metrics", "listen", SetListen},
