@@ -61,6 +61,7 @@ void Fill(const MountReport& report, control::v1::MountReport& message) {
   message.set_layers(report.layers);
   message.set_frames(report.frames);
   message.set_frames_present(report.frames_present);
+  message.set_sharing(report.sharing);
   message.set_read_requests(stats.read_requests);
   message.set_read_bytes(stats.read_bytes);
   message.set_missed_requests(stats.missed_requests);

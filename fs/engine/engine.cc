@@ -28,10 +28,6 @@ namespace {
 using chunkstore::Blob;
 using chunkstore::ReadStats;
 
-// How long an unmount waits for the kernel to let go of the last file, in small steps.
-constexpr int kCloseAttempts = 20;
-constexpr std::chrono::microseconds kClosePause{200};
-
 // overlayfs' work directory beside upper/, in a directory that is the user's: by a name that nobody
 // else gives.
 constexpr char kWorkDirectory[] = ".lamina-work";
@@ -60,16 +56,20 @@ absl::StatusOr<UniqueFd> LockWritableDirectory(const std::string& path) {
       fmt::format("{} is the writable directory of another mount", path));
 }
 
-// Counts up from what is there, so that ids stay short and are not used twice.
-std::string NextMountId(const std::string& state) {
-  static_assert(sizeof(unsigned long) == 8);
-  unsigned long next = 1;
+// Counts up from what is there, so that numbers stay short and are not used twice.
+uint64_t NextNumber(const std::string& state, std::string_view prefix) {
+  static_assert(sizeof(unsigned long) == sizeof(uint64_t));
+  uint64_t next = 1;
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator(state + "/mounts", ignored)) {
-    next = std::max(next, std::strtoul(entry.path().filename().c_str(), nullptr, 10) + 1);
+    const std::string name = entry.path().filename();
+    if (!name.starts_with(prefix)) continue;
+    next = std::max(next, std::strtoul(name.c_str() + prefix.size(), nullptr, 10) + 1);
   }
-  return std::to_string(next);
+  return next;
 }
+
+std::string NextMountId(const std::string& state) { return std::to_string(NextNumber(state, "")); }
 
 void RemoveTree(const std::string& path) {
   std::error_code error;
@@ -79,10 +79,6 @@ void RemoveTree(const std::string& path) {
 
 std::string DescriptorName(const MountRecord& record) {
   return fmt::format("{}-{}", kBlobFsRecord, record.description.id);
-}
-
-uint64_t BlobFsId(const MountRecord& record) {
-  return std::strtoull(record.description.id.c_str(), nullptr, 10);
 }
 
 MountPaths::MountPaths(const std::string& state, const std::string& id,
@@ -123,9 +119,11 @@ EngineImpl::~EngineImpl() {
     detached_.push_back(std::move(mount));
   }
   mounts_.clear();
+  for (const MountState& mount : detached_) Release(*mount.served);
   if (blob_fs_ != nullptr) StopBlobFs();
   for (MountState& mount : detached_) {
-    mount.tree.reset();
+    mount.served->tree.reset();
+    if (mount.is_erofs()) ::rmdir(ServedImagePath(state_, mount.served->number).c_str());
     Forget(mount.record);
   }
   detached_.clear();
@@ -142,12 +140,11 @@ void EngineImpl::HandOver() {
   for (const auto& [target, mount] : mounts_) keep_copies(mount);
   for (const MountState& mount : detached_) keep_copies(mount);
   if (blob_fs_ != nullptr) blob_fs_->LeaveMounted();
-  for (auto& [target, mount] : mounts_) {
-    if (mount.tree != nullptr) mount.tree->LeaveMounted();
-  }
-  for (MountState& mount : detached_) {
-    if (mount.tree != nullptr) mount.tree->LeaveMounted();
-  }
+  const auto leave_mounted = [](const MountState& mount) {
+    if (mount.served->tree != nullptr) mount.served->tree->LeaveMounted();
+  };
+  for (const auto& [target, mount] : mounts_) leave_mounted(mount);
+  for (const MountState& mount : detached_) leave_mounted(mount);
 }
 
 bool EngineImpl::HasMounts() {
@@ -226,6 +223,13 @@ absl::StatusOr<MountDescription> EngineImpl::MountLocked(const MountRequest& req
         MountPaths(state_, mount.id(), mount.record.writable_dir).upper;
   }
   cleaned_targets_.erase(request.target);
+  if (mount.is_erofs()) {
+    Share(mount);
+    if (mount.served->number == 0) {
+      mount.served->number = NextNumber(state_, kServedImagePrefix);
+    }
+    mount.record.served_image = mount.served->number;
+  }
   // The record comes first: an engine that starts after a crash finds all there may be to clean.
   absl::Status status = Put(mount.record);
   if (status.ok()) status = Assemble(request, mount);
@@ -239,7 +243,8 @@ absl::StatusOr<MountDescription> EngineImpl::MountLocked(const MountRequest& req
     return Annotate(std::move(status), fmt::format("mount {}", request.image));
   }
   const MountDescription description = mount.record.description;
-  for (const auto& blob : mount.blobs) blob->ShareChunks();
+  WatchOverlay(mount);
+  for (const auto& blob : mount.served->blobs) blob->ShareChunks();
   mounts_.emplace(request.target, std::move(mount));
   spdlog::info("mounted {} at {} by {} ({})", description.image, description.target,
                TransportName(description.transport), description.reason);
@@ -296,15 +301,30 @@ absl::StatusOr<MountState> EngineImpl::Prepare(const MountRequest& request) {
   const ImageRecord record = RecordOf(images);
   mount.image_use = images_.Use(record);
   mount.record.layers = record.layers;
-  mount.stats = std::make_shared<ReadStats>();
+  mount.served = std::make_shared<ServedImage>();
+  ServedImage& served = *mount.served;
+  PrefetchOptions prefetch = request.prefetch;
+  served.stats = std::make_shared<ReadStats>();
+  // A profile that is recorded from the first read on is of the readers of this mount.
+  if (mount.is_erofs() && !request.record) {
+    mount.record.metadata = MetadataPath(state_ + "/images", MergedMetadataName(record.layers));
+    std::lock_guard lock(mutex_);
+    if (const auto there = FindServed(KeyToShare(mount.record)); there != nullptr) {
+      const PrefetchOptions& has = there->prefetch_options;
+      served.stats = there->stats;
+      // What it has is enough, or it is replaced by what both want.
+      prefetch.enabled = prefetch.enabled && (!has.enabled || (prefetch.fill && !has.fill));
+    }
+  }
   std::shared_ptr<StartPlan> plan;
-  if (request.prefetch.enabled) plan = StartPrefetch(images[0], mount);
-  ASSIGN_OR_RETURN(mount.blobs, AttachAll(*store_, images));
-  ASSIGN_OR_RETURN(mount.metadata, GetMergedMetadata(state_ + "/images", mount.blobs));
-  mount.record.metadata = mount.metadata->path;
-  if (request.record) RETURN_IF_ERROR(mount.stats->touches.Start(mount.blobs));
+  if (prefetch.enabled) plan = StartPrefetch(images[0], prefetch, served);
+  ASSIGN_OR_RETURN(served.blobs, AttachAll(*store_, images));
+  ASSIGN_OR_RETURN(served.metadata, GetMergedMetadata(state_ + "/images", served.blobs));
+  mount.record.metadata = served.metadata->path;
+  if (!request.record) served.key = KeyToShare(mount.record);
+  if (request.record) RETURN_IF_ERROR(served.stats->touches.Start(served.blobs));
   if (plan != nullptr) {
-    plan->Attached(mount.blobs, mount.metadata);
+    plan->Attached(served.blobs, served.metadata);
     plan->AwaitProfile(kProfilePatience);
   }
   return mount;
@@ -344,23 +364,28 @@ absl::Status EngineImpl::Put(const MountRecord& record) {
 
 absl::Status EngineImpl::Assemble(const MountRequest& request, MountState& mount) {
   const MountPaths paths(state_, mount.id(), mount.record.writable_dir);
-  const bool writable = mount.record.description.writable;
+  MountDescription& description = mount.record.description;
   RETURN_IF_ERROR(MakeDirectory(paths.directory, 0700));
-  std::string image_target = request.target;
-  if (writable) {
-    RETURN_IF_ERROR(MakeDirectory(paths.lower, 0755));
-    RETURN_IF_ERROR(MakeDirectory(paths.work, 0755));
-    image_target = paths.lower;
-  }
+  std::string below;  // what an overlay is put on
   if (mount.is_erofs()) {
-    RETURN_IF_ERROR(MountErofsAt(image_target, mount));
+    ServedImage& served = *mount.served;
+    below = ServedImagePath(state_, served.number);
+    if (!HasOtherMounts(mount)) RETURN_IF_ERROR(MountServed(served, description.loop));
+    description.devices = {mount.record.metadata};
+    for (const auto& blob : served.blobs) {
+      description.devices.push_back(BlobFs::SharedPath(blob_fs_->mountpoint(), blob->descriptor()));
+    }
+    if (!description.writable) RETURN_IF_ERROR(mounter_->ShareErofs(below, request.target));
   } else {
-    RETURN_IF_ERROR(StartTreeAt(image_target, mount));
+    below = paths.lower;
+    if (description.writable) RETURN_IF_ERROR(MakeDirectory(below, 0755));
+    RETURN_IF_ERROR(StartTreeAt(description.writable ? below : request.target, mount));
   }
-  if (writable) {
+  if (description.writable) {
+    RETURN_IF_ERROR(MakeDirectory(paths.work, 0755));
     if (request.target == paths.own_target) RETURN_IF_ERROR(MakeDirectory(request.target, 0755));
-    std::vector<std::string> lowers = mount.record.description.lower_uppers;
-    lowers.push_back(paths.lower);
+    std::vector<std::string> lowers = description.lower_uppers;
+    lowers.push_back(below);
     RETURN_IF_ERROR(mounter_->MountOverlay(lowers, paths.upper, paths.work, request.target));
   }
   ASSIGN_OR_RETURN(const std::optional<MountInfo> info, FindMount(request.target));
@@ -372,15 +397,16 @@ absl::Status EngineImpl::Assemble(const MountRequest& request, MountState& mount
 }
 
 absl::Status EngineImpl::StartTreeAt(const std::string& target, MountState& mount) {
-  ASSIGN_OR_RETURN(mount.tree,
+  ServedImage& served = *mount.served;
+  ASSIGN_OR_RETURN(served.tree,
                    TreeFs::Start({.mountpoint = target,
                                   .source = MountPaths(state_, mount.id(), "").directory,
-                                  .metadata = mount.metadata->mapping.bytes(),
-                                  .blobs = mount.blobs,
-                                  .stats = mount.stats}));
-  mount.record.fuse_state = mount.tree->state();
+                                  .metadata = served.metadata->mapping.bytes(),
+                                  .blobs = served.blobs,
+                                  .stats = served.stats}));
+  mount.record.fuse_state = served.tree->state();
   if (holder_ == nullptr) return absl::OkStatus();
-  return holder_->Store(DescriptorName(mount.record), mount.tree->device());
+  return holder_->Store(DescriptorName(mount.record), served.tree->device());
 }
 
 // The record comes before any mount that uses the file system: without it nobody can take it over.
@@ -398,21 +424,6 @@ void EngineImpl::StopBlobFs() {
   if (holder_ == nullptr) return;
   holder_->Remove(kBlobFsRecord).IgnoreError();  // it has ended, or it will end with us
   index_->RemoveMount(kBlobFsRecord).IgnoreError();
-}
-
-absl::Status EngineImpl::MountErofsAt(const std::string& target, MountState& mount) {
-  if (blob_fs_ == nullptr) RETURN_IF_ERROR(StartBlobFs());
-  RETURN_IF_ERROR(blob_fs_->Add({BlobFsId(mount.record), mount.blobs, mount.stats}));
-  std::vector<std::string> devices;
-  for (size_t slot = 1; slot <= mount.blobs.size(); ++slot) {
-    devices.push_back(fmt::format("{}/{}/{}", blob_fs_->mountpoint(), mount.id(), slot));
-  }
-  std::vector<std::string>& shared = mount.record.description.devices;
-  shared = {mount.metadata->path};
-  for (const auto& blob : mount.blobs) {
-    shared.push_back(BlobFs::SharedPath(blob_fs_->mountpoint(), blob->descriptor()));
-  }
-  return mounter_->MountErofs(mount.metadata->path, devices, target, mount.record.description.loop);
 }
 
 // Unmounts from the top down. A mount that is gone already is not an error, one that is not ours is
@@ -433,7 +444,9 @@ absl::Status EngineImpl::UnmountParts(const MountRecord& record, bool detach,
     return absl::FailedPreconditionError(
         fmt::format("{} ({}) is mounted over it: unmount that first", info->source, info->type));
   }
-  if (!record.description.writable) return absl::OkStatus();
+  if (!record.description.writable || record.description.transport == Transport::kErofs) {
+    return absl::OkStatus();
+  }
   // Nobody but us uses what is below, so there is nothing to wait for.
   absl::Status status = mounter_->Unmount(paths.lower, /*detach=*/true);
   return absl::IsNotFound(status) ? absl::OkStatus() : status;
@@ -450,36 +463,10 @@ bool EngineImpl::IsOurs(const MountInfo& info, const MountRecord& record) const 
                                 info.super_options.find("/proc/self/fd/") != std::string::npos);
   if (by_descriptor) return true;
   const MountPaths paths(state_, record.description.id, record.writable_dir);
-  if (info.type == "overlay") return info.super_options.find(paths.lower) != std::string::npos;
+  if (info.type == "overlay") return info.super_options.find(paths.upper) != std::string::npos;
   if (info.type != "erofs") return info.source == paths.directory;
   return info.source.starts_with(state_ + "/") ||
          LoopBackingFile(info.source).value_or("").starts_with(state_ + "/");
-}
-
-bool EngineImpl::InUse(const MountState& mount) {
-  if (mount.waiting.has_value()) return !HasEnded(mount.waiting->device);
-  if (!mount.is_erofs()) return mount.tree != nullptr && !mount.tree->ended();
-  return blob_fs_ != nullptr && blob_fs_->InUse(BlobFsId(mount.record));
-}
-
-void EngineImpl::Detach(MountState mount) {
-  SweepDetached();
-  mount.prefetch = nullptr;
-  if (mount.is_erofs() && blob_fs_ != nullptr) blob_fs_->Remove(BlobFsId(mount.record));
-  // The kernel closes the files of an unmounted EROFS by requests of ours that it does not wait for.
-  for (int attempt = 0; attempt < kCloseAttempts; ++attempt) {
-    if (InUse(mount)) {
-      std::this_thread::sleep_for(kClosePause);
-      continue;
-    }
-    KeepStats(mount);
-    return Forget(mount.record);
-  }
-  mount.record.phase = MountRecord::Phase::kDetached;
-  if (absl::Status status = Put(mount.record); !status.ok()) {
-    spdlog::error("{}", std::string(status.message()));
-  }
-  detached_.push_back(std::move(mount));
 }
 
 void EngineImpl::Forget(const MountRecord& record) {
@@ -513,15 +500,19 @@ absl::StatusOr<std::vector<MountReport>> EngineImpl::Report(
     const std::optional<std::string>& target) {
   std::lock_guard lock(mutex_);
   std::vector<MountReport> reports;
+  std::map<const ServedImage*, uint64_t> sharing;
+  for (const auto& [path, mount] : mounts_) ++sharing[mount.served.get()];
   for (const auto& [path, mount] : mounts_) {
     if (target.has_value() && path != *target) continue;
-    MountReport report{.mount = mount.record.description, .layers = mount.blobs.size()};
-    for (const auto& blob : mount.blobs) {
+    const ServedImage& served = *mount.served;
+    MountReport report{.mount = mount.record.description, .layers = served.blobs.size()};
+    for (const auto& blob : served.blobs) {
       report.frames += blob->frames().size();
       report.frames_present += blob->present_frames();
     }
-    report.stats = mount.stats;
-    report.prefetch_stats = mount.prefetch_stats;
+    report.sharing = sharing[&served];
+    report.stats = served.stats;
+    report.prefetch_stats = served.prefetch_stats;
     reports.push_back(std::move(report));
   }
   if (target.has_value() && reports.empty()) {
@@ -536,12 +527,13 @@ std::vector<ImageReport> EngineImpl::ReportImages() {
     std::shared_ptr<ReadStats> stats = std::make_shared<ReadStats>();
   };
   std::map<std::string, Sum> sums;
+  std::set<const ServedImage*> counted;
   std::lock_guard lock(mutex_);
-  const auto add = [&sums](const MountState& mount) {
+  const auto add = [&](const MountState& mount) {
     Sum& sum = sums[mount.record.description.image];
-    mount.stats->AddTo(*sum.stats);
+    if (counted.insert(mount.served.get()).second) mount.served->stats->AddTo(*sum.stats);
     if (sum.report.mounts++ > 0) return;
-    for (const auto& blob : mount.blobs) {
+    for (const auto& blob : mount.served->blobs) {
       sum.report.frames += blob->frames().size();
       sum.report.frames_present += blob->present_frames();
     }
@@ -559,23 +551,6 @@ std::vector<ImageReport> EngineImpl::ReportImages() {
     reports.push_back(std::move(sum.report));
   }
   return reports;
-}
-
-void EngineImpl::KeepStats(const MountState& mount) {
-  const std::string& image = mount.record.description.image;
-  const auto has_image = [&image](const MountState& other) {
-    return other.record.description.image == image;
-  };
-  const bool has_others = std::any_of(detached_.begin(), detached_.end(), has_image) ||
-                          std::any_of(mounts_.begin(), mounts_.end(),
-                                      [&](const auto& entry) { return has_image(entry.second); });
-  if (!has_others) {
-    past_stats_.erase(image);
-    return;
-  }
-  std::shared_ptr<ReadStats>& past = past_stats_[image];
-  if (past == nullptr) past = std::make_shared<ReadStats>();
-  mount.stats->AddTo(*past);
 }
 
 void EngineImpl::ForgetGoneMounts() {
@@ -600,7 +575,7 @@ void EngineImpl::ForgetGone() {
     MountState mount = std::move(it->second);
     it = mounts_.erase(it);
     spdlog::info("{} was unmounted from {}", mount.record.description.image, mount.target());
-    if (mount.record.description.writable) {
+    if (mount.record.description.writable && !mount.is_erofs()) {
       const MountPaths paths(state_, mount.id(), "");
       mounter_->Unmount(paths.lower, /*detach=*/true).IgnoreError();  // may be gone as well
     }
@@ -616,28 +591,36 @@ bool EngineImpl::Idle() {
 
 namespace {
 
-Prefetcher::Work PrefetchWork(const MountState& mount) {
-  const PrefetchOptions& options = mount.record.prefetch;
-  return {.blobs = mount.blobs,
+Prefetcher::Work PrefetchWork(const ServedImage& served) {
+  const PrefetchOptions& options = served.prefetch_options;
+  return {.blobs = served.blobs,
           .rest = options.fill ? Prefetcher::Work::Rest::kWhenIdle : Prefetcher::Work::Rest::kLeave,
           .bytes_per_second = options.bytes_per_second,
-          .stats = mount.prefetch_stats,
-          .readers = mount.stats};
+          .stats = served.prefetch_stats,
+          .readers = served.stats};
 }
 
 }  // namespace
 
-void EngineImpl::ContinuePrefetch(MountState& mount) {
-  if (!mount.record.prefetch.enabled || mount.blobs.empty()) return;
-  mount.prefetch_stats = std::make_shared<ReadStats>();
-  mount.prefetch = prefetcher_.Start(PrefetchWork(mount));
+void EngineImpl::ContinuePrefetch(const MountState& mount) {
+  const PrefetchOptions& wanted = mount.record.prefetch;
+  ServedImage& served = *mount.served;
+  if (!wanted.enabled || served.blobs.empty()) return;
+  // Of the mounts that share it, the first that wants the most.
+  if (served.prefetch != nullptr && (!wanted.fill || served.prefetch_options.fill)) return;
+  served.prefetch = nullptr;
+  served.prefetch_options = wanted;
+  served.prefetch_stats = std::make_shared<ReadStats>();
+  served.prefetch = prefetcher_.Start(PrefetchWork(served));
 }
 
-std::shared_ptr<StartPlan> EngineImpl::StartPrefetch(Image image, MountState& mount) {
-  mount.prefetch_stats = std::make_shared<ReadStats>();
+std::shared_ptr<StartPlan> EngineImpl::StartPrefetch(Image image, const PrefetchOptions& options,
+                                                     ServedImage& served) {
+  served.prefetch_options = options;
+  served.prefetch_stats = std::make_shared<ReadStats>();
   auto plan = std::make_shared<StartPlan>(std::move(image));
-  mount.prefetch = prefetcher_.Start(
-      PrefetchWork(mount),
+  served.prefetch = prefetcher_.Start(
+      PrefetchWork(served),
       [plan](const std::stop_token& stop, Prefetcher::Work& work) { plan->Make(stop, work); });
   return plan;
 }
@@ -648,7 +631,7 @@ absl::Status EngineImpl::StartRecording(const std::string& target) {
   if (mount == mounts_.end()) {
     return absl::NotFoundError(fmt::format("no image is mounted at {}", target));
   }
-  return Annotate(mount->second.stats->touches.Start(mount->second.blobs), target);
+  return Annotate(mount->second.served->stats->touches.Start(mount->second.served->blobs), target);
 }
 
 absl::StatusOr<Profile> EngineImpl::StopRecording(const std::string& target) {
@@ -658,19 +641,10 @@ absl::StatusOr<Profile> EngineImpl::StopRecording(const std::string& target) {
     return absl::NotFoundError(fmt::format("no image is mounted at {}", target));
   }
   ASSIGN_OR_RETURN(const std::vector<chunkstore::Touch> touches,
-                   mount->second.stats->touches.Stop(), "{}", target);
+                   mount->second.served->stats->touches.Stop(), "{}", target);
   ASSIGN_OR_RETURN(const Digest image,
                    Digest::Parse(mount->second.record.description.manifest_digest));
-  return MakeProfile(image, mount->second.blobs, touches);
-}
-
-void EngineImpl::SweepDetached() {
-  std::erase_if(detached_, [this](MountState& mount) {
-    if (InUse(mount)) return false;
-    KeepStats(mount);
-    Forget(mount.record);
-    return true;
-  });
+  return MakeProfile(image, mount->second.served->blobs, touches);
 }
 
 absl::Status PrepareStateDirectory(const std::string& state) {

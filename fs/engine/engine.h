@@ -11,8 +11,11 @@
 //   <state>/control.sock      see server.h
 //   <state>/blobs/ index/     chunkstore's
 //   <state>/images/           see image_cache.h
-//   <state>/mounts/<id>/      what a mount needs: lower/ (the image below a writable mount), upper/
-//                             and work/; there for as long as anything uses the mount
+//   <state>/mounts/image-<n>  an image mounted once by EROFS; its mounts are made from there, so that
+//                             all share the pages that are read. What changes with one of them is
+//                             above it
+//   <state>/mounts/<id>/      what a mount needs: upper/ and work/ (and lower/, the tree below a
+//                             writable mount with FUSE); there for as long as anything uses the mount
 //   <state>/mounter.lock      see mounter.h
 //   <state>/fuse/             blob files for the kernel's EROFS
 #ifndef LAMINA_FS_ENGINE_ENGINE_H_
@@ -71,7 +74,8 @@ struct MountRequest {
   // another one would mount where the client cannot see it.
   std::string mount_namespace;
   PrefetchOptions prefetch;
-  bool record = false;  // a profile, from the first read on
+  bool record =
+      false;  // a profile, from the first read on, of this mount: it shares no other's pages
 };
 
 // A layer, and the image that it is read from.
@@ -131,9 +135,11 @@ struct ForkRequest {
   std::string mount_namespace;  // likewise
 };
 
-// What a mount's readers caused, for people and programs.
+// What a mount's readers caused, for people and programs. Mounts of an image by EROFS share what is
+// read, so what is counted is counted for all of them.
 struct MountReport {
   MountDescription mount;
+  uint64_t sharing = 1;  // mounts that this is counted for
   uint64_t layers = 0;
   uint64_t frames = 0;          // of all layers
   uint64_t frames_present = 0;  // on the local disk
@@ -224,7 +230,8 @@ class Engine {
 
   // One for each image that has a mount. What they count never goes back while they are there.
   virtual std::vector<ImageReport> ReportImages() = 0;
-  // Records which frames the readers of a mount touch first. kNotFound if no image is mounted at
+  // Records which frames the readers of a mount, and of those that share its image, touch first.
+  // kNotFound if no image is mounted at
   // `target`, kFailedPrecondition if a recording runs, or for Stop none.
   virtual absl::Status StartRecording(const std::string& target) = 0;
   virtual absl::StatusOr<Profile> StopRecording(const std::string& target) = 0;

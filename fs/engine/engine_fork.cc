@@ -36,7 +36,7 @@ absl::StatusOr<MountState> EngineImpl::ForkState(const ForkRequest& request,
     return absl::FailedPreconditionError(
         "it is read-only: others see the same in a mount of the same image");
   }
-  if (source.blobs.empty() && !source.record.layers.empty()) {
+  if (source.served->blobs.empty() && !source.record.layers.empty()) {
     return absl::UnavailableError("its layers are being fetched again: try later");
   }
   upper = description.upper;
@@ -55,8 +55,9 @@ absl::StatusOr<MountState> EngineImpl::ForkState(const ForkRequest& request,
   fork.record.metadata = source.record.metadata;
   fork.copies = source.copies;
   fork.image_use = source.image_use;
-  fork.blobs = source.blobs;
-  fork.metadata = source.metadata;
+  fork.served = std::make_shared<ServedImage>();
+  fork.served->blobs = source.served->blobs;
+  fork.served->metadata = source.served->metadata;
   if (request.token.empty()) return fork;
   for (const auto& [target, mount] : mounts_) {
     for (uint64_t i = 0; i < request.count; ++i) {
@@ -80,8 +81,9 @@ absl::StatusOr<std::vector<MountDescription>> EngineImpl::Fork(const ForkRequest
   std::vector<MountDescription> forks;
   std::string upper;
   ASSIGN_OR_RETURN(MountState state, ForkState(request, forks, upper), "{}", what);
-  if (state.metadata == nullptr) {  // of a mount that was taken over
-    ASSIGN_OR_RETURN(state.metadata, OpenMergedMetadata(state.record.metadata), "{}", what);
+  std::shared_ptr<const MergedMetadata>& metadata = state.served->metadata;
+  if (metadata == nullptr) {  // of a mount that was taken over
+    ASSIGN_OR_RETURN(metadata, OpenMergedMetadata(state.record.metadata), "{}", what);
   }
   if (forks.empty()) {
     ASSIGN_OR_RETURN(TemporaryDirectory directory,
@@ -107,9 +109,12 @@ absl::StatusOr<std::vector<MountDescription>> EngineImpl::Fork(const ForkRequest
     fork.record.token = TokenOf(request, i);
     fork.copies = state.copies;
     fork.image_use = state.image_use;
-    fork.blobs = state.blobs;
-    fork.metadata = state.metadata;
-    fork.stats = std::make_shared<chunkstore::ReadStats>();
+    // For the case that the source is gone: they share what serves it, or the first of them.
+    fork.served = std::make_shared<ServedImage>();
+    fork.served->blobs = state.served->blobs;
+    fork.served->metadata = metadata;
+    fork.served->stats = std::make_shared<chunkstore::ReadStats>();
+    fork.served->key = KeyToShare(fork.record);
     absl::StatusOr<MountDescription> mounted;
     {
       std::lock_guard lock(mutex_);

@@ -5,6 +5,7 @@
 #ifndef LAMINA_FS_ENGINE_ENGINE_IMPL_H_
 #define LAMINA_FS_ENGINE_ENGINE_IMPL_H_
 
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -29,13 +30,14 @@
 #include "fs/mount/mount.h"
 #include "fs/mount/mounter.h"
 #include "fs/mount/tree_fs.h"
+#include "fs/mount/unmount_watch.h"
 
 namespace lamina::fs {
 
 // Where a mount's parts are.
 struct MountPaths {
   std::string directory;
-  std::string lower;       // the image below a writable mount
+  std::string lower;       // the FUSE tree below a writable mount
   std::string own_target;  // where it is mounted if that is not the user's business
   std::string upper;
   std::string work;
@@ -47,11 +49,20 @@ struct MountPaths {
 // descriptor has the same name.
 inline constexpr char kBlobFsRecord[] = "fuse";
 
-// The number under which BlobFs has a mount's blobs.
-uint64_t BlobFsId(const MountRecord& record);
+// Where the EROFS file system of an image is mounted for the engine, which mounts it from there at the
+// targets of all its mounts.
+std::string ServedImagePath(const std::string& state, uint64_t number);
+// Names of their directories in <state>/mounts begin like this.
+inline constexpr std::string_view kServedImagePrefix = "image-";
+// What mounts that share an image have in common: how and from which file it is mounted, and the names
+// of its images, so that what is counted is counted for one. Empty with Transport::kFuse, and if the
+// file is not there.
+std::string KeyToShare(const MountRecord& record);
 // A descriptor's name with the holder.
 std::string DescriptorName(const MountRecord& record);
-// The id of the next mount. Nobody else makes mounts between this and the making of its directory.
+// The next number that no directory in <state>/mounts has after `prefix`, "" for the ids of mounts.
+// Nobody else makes mounts between this and the making of the directory.
+uint64_t NextNumber(const std::string& state, std::string_view prefix);
 std::string NextMountId(const std::string& state);
 // Keeps others from mounting on the same writable directory, as long as the descriptor is open.
 // kFailedPrecondition if one does.
@@ -78,19 +89,34 @@ class UpperCopy {
 // Names of their directories in <state>/mounts begin like this.
 inline constexpr std::string_view kCopyPrefix = "copy-";
 
+// An image as it is served: by EROFS once for all mounts of the image, so that they share its pages, or
+// by a FUSE tree of the mount's own.
+struct ServedImage {
+  std::vector<std::shared_ptr<chunkstore::Blob>> blobs;
+  std::shared_ptr<const MergedMetadata> metadata;  // null for EROFS taken over
+  std::shared_ptr<chunkstore::ReadStats> stats;    // of all who read it
+  PrefetchOptions prefetch_options{.enabled = false};
+  std::shared_ptr<chunkstore::ReadStats> prefetch_stats;  // null: there is no prefetch
+  std::unique_ptr<Prefetcher::Ticket> prefetch;
+
+  // EROFS:
+  uint64_t number = 0;  // in BlobFs, and of ServedImagePath()
+  std::string key;      // KeyToShare(); empty: it is not shared, or not any more
+  bool mounted = false;
+
+  // FUSE:
+  std::unique_ptr<TreeFs> tree;
+  // Instead of `tree` while its blobs cannot be attached: readers wait.
+  std::optional<FuseHandover> waiting;
+};
+
 struct MountState {
   MountRecord record;
   std::vector<std::shared_ptr<UpperCopy>> copies;  // of record.description.lower_uppers
   std::shared_ptr<void> image_use;                 // ImageCache's
-  std::vector<std::shared_ptr<chunkstore::Blob>> blobs;
-  std::shared_ptr<const MergedMetadata> metadata;  // null for EROFS taken over
-  std::shared_ptr<chunkstore::ReadStats> stats;
-  std::unique_ptr<TreeFs> tree;  // with Transport::kFuse
-  // Instead of `tree` while its blobs cannot be attached: readers wait.
-  std::optional<FuseHandover> waiting;
-  UniqueFd writable_lock;  // keeps other mounts away from record.writable_dir
-  std::shared_ptr<chunkstore::ReadStats> prefetch_stats;  // null: there is no prefetch
-  std::unique_ptr<Prefetcher::Ticket> prefetch;
+  std::shared_ptr<ServedImage> served;             // never null
+  UniqueFd writable_lock;    // keeps other mounts away from record.writable_dir
+  std::optional<int> watch;  // of the overlay, in EngineImpl::watches_
 
   const std::string& id() const { return record.description.id; }
   const std::string& target() const { return record.description.target; }
@@ -167,7 +193,6 @@ class EngineImpl : public Engine {
   absl::Status Assemble(const MountRequest& request, MountState& mount);
   absl::Status StartBlobFs();
   void StopBlobFs();
-  absl::Status MountErofsAt(const std::string& target, MountState& mount);
   absl::Status StartTreeAt(const std::string& target, MountState& mount);
   absl::Status Put(const MountRecord& record);
   absl::Status UnmountParts(const MountRecord& record, bool detach);
@@ -175,18 +200,31 @@ class EngineImpl : public Engine {
   absl::Status UnmountParts(const MountRecord& record, bool detach,
                             std::span<const MountInfo> mounted);
   bool IsOurs(const MountInfo& info, const MountRecord& record) const;
-  // After the parts are unmounted: keeps what still has users, forgets the rest.
-  void Detach(MountState mount);
-  bool InUse(const MountState& mount);
   void Forget(const MountRecord& record);
-  std::shared_ptr<StartPlan> StartPrefetch(Image image, MountState& mount);
+  void ForgetGone();
+  std::shared_ptr<StartPlan> StartPrefetch(Image image, const PrefetchOptions& options,
+                                           ServedImage& served);
   // After a take-over: the image's rest, and what its readers show. A start that was interrupted goes
   // on by what it reads.
-  void ContinuePrefetch(MountState& mount);
-  void KeepStats(const MountState& mount);
-  void SweepDetached();
+  void ContinuePrefetch(const MountState& mount);
 
-  void ForgetGone();
+  // In engine_served.cc; with mutex_ held.
+  // What a mount can share, or null.
+  std::shared_ptr<ServedImage> FindServed(const std::string& key);
+  // Has the mount share what is there for others, if there is.
+  void Share(MountState& mount);
+  absl::Status MountServed(ServedImage& served, bool loop);
+  void WatchOverlay(MountState& mount);
+  // After a mount's parts are unmounted: keeps what still has users, forgets the rest.
+  void Detach(MountState mount);
+  void SweepDetached();
+  // False if someone still uses it.
+  bool TryForget(MountState& mount);
+  bool HasOtherMounts(const MountState& mount);
+  bool OverlayInUse(const MountState& mount);
+  // Takes EROFS from its place in the state directory; what has open files goes on.
+  void Release(ServedImage& served);
+  void KeepStats(const MountState& mount);
 
   // In engine_restore.cc.
   absl::StatusOr<Leftovers> ReadRecords(std::string& blob_fs_state);
@@ -194,6 +232,7 @@ class EngineImpl : public Engine {
                                                const registry::Settings& settings);
   void RestoreCopies(MountState& mount);
   std::vector<MountState> AttachLocalBlobs(std::vector<MountState>& mounts);
+  void ReleaseUnmounted();
   void TakeOverErofs(std::vector<MountState> mounts, const std::string& state,
                      std::vector<MountRecord>& lost);
   void TakeOverTrees(std::vector<MountState> mounts, std::vector<MountRecord>& lost);
@@ -234,7 +273,8 @@ class EngineImpl : public Engine {
   std::unique_ptr<BlobFs> blob_fs_;           // started by the first EROFS mount
   std::map<std::string, MountState> mounts_;  // by target
   std::set<std::string> cleaned_targets_;     // unmounted on start, not yet asked for
-  std::vector<MountState> detached_;          // gone by name, but they may have users left
+  std::list<MountState> detached_;            // gone by name, but they may have users left
+  UnmountWatch watches_;                      // of the overlays of writable mounts
   // Of mounts that are gone, by image, while the image has others.
   std::map<std::string, std::shared_ptr<chunkstore::ReadStats>> past_stats_;
   std::map<std::string, std::shared_ptr<void>> restored_uses_;  // by manifest, while restoring

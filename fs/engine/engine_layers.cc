@@ -108,19 +108,22 @@ absl::StatusOr<MountState> EngineImpl::PrepareLayers(const LayersRequest& reques
     if (!images.empty()) ++images.back().layers;
   }
   mount.image_use = images_.UseLayers(mount.record.layers);
+  mount.served = std::make_shared<ServedImage>();
+  ServedImage& served = *mount.served;
   for (auto& blob : AttachAll(*store_, layers)) {
     RETURN_IF_ERROR(blob.status());
-    mount.blobs.push_back(*std::move(blob));
+    served.blobs.push_back(*std::move(blob));
   }
   if (request.keep_marks) {
     ASSIGN_OR_RETURN(const LayerMetadata metadata,
-                     GetLayerMetadata(state_ + "/images", mount.blobs[0]));
-    mount.metadata = metadata.metadata;
+                     GetLayerMetadata(state_ + "/images", served.blobs[0]));
+    served.metadata = metadata.metadata;
   } else {
-    ASSIGN_OR_RETURN(mount.metadata, GetMergedMetadata(state_ + "/images", mount.blobs));
+    ASSIGN_OR_RETURN(served.metadata, GetMergedMetadata(state_ + "/images", served.blobs));
   }
-  mount.record.metadata = mount.metadata->path;
-  mount.stats = std::make_shared<chunkstore::ReadStats>();
+  mount.record.metadata = served.metadata->path;
+  served.key = KeyToShare(mount.record);
+  served.stats = std::make_shared<chunkstore::ReadStats>();
   return mount;
 }
 

@@ -92,8 +92,10 @@ absl::Status EngineImpl::RestoreMounts() {
   }
   if (blob_fs_ == nullptr) RETURN_IF_ERROR(RemoveBlobFs());
   for (const MountRecord& record : left.lost) CleanUp(record);
+  ReleaseUnmounted();
   CleanUpUnrecorded();
   ForgetGone();
+  for (auto& [target, mount] : mounts_) WatchOverlay(mount);
   restored_uses_.clear();
   restored_copies_.clear();
   StartRepair();
@@ -103,7 +105,7 @@ absl::Status EngineImpl::RestoreMounts() {
 void EngineImpl::StartRepair() {
   std::vector<std::string> ids;
   const auto consider = [&ids](const MountState& mount) {
-    if (mount.blobs.empty() && !mount.record.layers.empty()) ids.push_back(mount.id());
+    if (mount.served->blobs.empty() && !mount.record.layers.empty()) ids.push_back(mount.id());
   };
   for (const auto& [target, mount] : mounts_) consider(mount);
   for (const MountState& mount : detached_) consider(mount);
@@ -119,6 +121,7 @@ absl::Status EngineImpl::RemoveBlobFs() {
 
 absl::StatusOr<EngineImpl::Leftovers> EngineImpl::ReadRecords(std::string& blob_fs_state) {
   Leftovers left;
+  std::map<uint64_t, std::shared_ptr<ServedImage>> served;  // by EROFS, by number
   ASSIGN_OR_RETURN(const auto records, index_->Mounts());
   for (const auto& [id, text] : records) {
     if (id == kBlobFsRecord) {
@@ -133,8 +136,19 @@ absl::StatusOr<EngineImpl::Leftovers> EngineImpl::ReadRecords(std::string& blob_
     } else if (record->phase == MountRecord::Phase::kMounting || holder_ == nullptr) {
       left.lost.push_back(*std::move(record));
     } else {
-      auto& list = record->description.transport == Transport::kErofs ? left.erofs : left.trees;
-      list.push_back({.record = *std::move(record), .stats = std::make_shared<ReadStats>()});
+      MountState mount{.record = *std::move(record)};
+      if (mount.is_erofs()) mount.served = served[mount.record.served_image];
+      if (mount.served == nullptr) {
+        mount.served = std::make_shared<ServedImage>();
+        mount.served->stats = std::make_shared<ReadStats>();
+      }
+      if (mount.is_erofs()) {
+        served[mount.record.served_image] = mount.served;
+        mount.served->number = mount.record.served_image;
+        mount.served->mounted = true;
+        mount.served->key = KeyToShare(mount.record);
+      }
+      (mount.is_erofs() ? left.erofs : left.trees).push_back(std::move(mount));
     }
   }
   return left;
@@ -167,6 +181,7 @@ std::vector<MountState> EngineImpl::AttachLocalBlobs(std::vector<MountState>& mo
   std::vector<bool> has_origin(layers.size(), keeps_nothing_);
   std::vector<MountState> incomplete;
   std::erase_if(mounts, [&](MountState& mount) {
+    if (!mount.served->blobs.empty()) return false;  // with another mount of it
     const std::vector<std::string> images = ImagesOfLayers(mount.record);
     for (size_t i = 0; i < images.size(); ++i) {
       const LayerDescriptor& layer = mount.record.layers[i];
@@ -176,11 +191,11 @@ std::vector<MountState> EngineImpl::AttachLocalBlobs(std::vector<MountState>& mo
       has_origin[index] = true;
       if (!blob.ok()) {
         spdlog::warn("mount {}: {}", mount.id(), std::string(blob.status().message()));
-        mount.blobs.clear();
+        mount.served->blobs.clear();
         incomplete.push_back(std::move(mount));
         return true;
       }
-      mount.blobs.push_back(*blob);
+      mount.served->blobs.push_back(*blob);
     }
     return false;
   });
@@ -196,11 +211,14 @@ void EngineImpl::TakeOverErofs(std::vector<MountState> mounts, const std::string
   std::vector<MountState> incomplete;
   if (status.ok()) {
     incomplete = AttachLocalBlobs(mounts);
+    std::map<ServedImage*, bool> served;  // false: all its mounts are detached
+    for (const MountState& mount : mounts) {
+      served[mount.served.get()] |= mount.record.phase == MountRecord::Phase::kMounted;
+    }
     std::vector<BlobFs::Directory> directories;
     std::vector<BlobFs::Directory> removed;
-    for (const MountState& mount : mounts) {
-      auto& list = mount.record.phase == MountRecord::Phase::kMounted ? directories : removed;
-      list.push_back({BlobFsId(mount.record), mount.blobs, mount.stats});
+    for (const auto& [image, mounted] : served) {
+      (mounted ? directories : removed).push_back({image->number, image->blobs, image->stats});
     }
     auto blob_fs = BlobFs::TakeOver(state_ + "/fuse", {std::move(device), state},
                                     std::move(directories), std::move(removed));
@@ -234,7 +252,7 @@ void EngineImpl::TakeOverTrees(std::vector<MountState> mounts, std::vector<Mount
       } else if (list == &mounts) {
         status = StartTree(mount, std::move(handover));
       } else {
-        mount.waiting = std::move(handover);
+        mount.served->waiting = std::move(handover);
       }
       if (status.ok()) {
         Adopt(std::move(mount));
@@ -247,18 +265,19 @@ void EngineImpl::TakeOverTrees(std::vector<MountState> mounts, std::vector<Mount
 }
 
 absl::Status EngineImpl::StartTree(MountState& mount, FuseHandover handover) {
+  ServedImage& served = *mount.served;
   // The file that the inode numbers are from, even if this engine would build another one.
-  ASSIGN_OR_RETURN(mount.metadata, OpenMergedMetadata(mount.record.metadata));
+  ASSIGN_OR_RETURN(served.metadata, OpenMergedMetadata(mount.record.metadata));
   const MountPaths paths(state_, mount.id(), "");
-  ASSIGN_OR_RETURN(mount.tree, TreeFs::TakeOver({.mountpoint = mount.record.description.writable
-                                                                   ? paths.lower
-                                                                   : mount.target(),
-                                                 .source = paths.directory,
-                                                 .metadata = mount.metadata->mapping.bytes(),
-                                                 .blobs = mount.blobs,
-                                                 .stats = mount.stats},
-                                                std::move(handover)));
-  ReplaceDevice(DescriptorName(mount.record), *mount.tree);
+  ASSIGN_OR_RETURN(served.tree, TreeFs::TakeOver({.mountpoint = mount.record.description.writable
+                                                                    ? paths.lower
+                                                                    : mount.target(),
+                                                  .source = paths.directory,
+                                                  .metadata = served.metadata->mapping.bytes(),
+                                                  .blobs = served.blobs,
+                                                  .stats = served.stats},
+                                                 std::move(handover)));
+  ReplaceDevice(DescriptorName(mount.record), *served.tree);
   return absl::OkStatus();
 }
 
@@ -307,28 +326,30 @@ bool EngineImpl::RepairMount(const std::string& id, bool may_wait) {
   if (handed_over_) return true;  // the next engine does it
   MountState* mount = FindById(id);
   if (mount == nullptr) return true;
+  ServedImage& served = *mount->served;
+  const bool mounted = mount->record.phase == MountRecord::Phase::kMounted;
   absl::Status status;
-  for (auto& blob : blobs) {
-    if (status.ok()) status = blob.status();
-    if (blob.ok()) mount->blobs.push_back(*std::move(blob));
-  }
-  if (!status.ok()) mount->blobs.clear();
-  if (status.ok() && mount->is_erofs()) {
-    status = blob_fs_->Add({BlobFsId(mount->record), mount->blobs, mount->stats});
-    if (mount->record.phase == MountRecord::Phase::kDetached) {
-      blob_fs_->Remove(BlobFsId(mount->record));
+  if (served.blobs.empty()) {  // else it was done for another mount of it
+    for (auto& blob : blobs) {
+      if (status.ok()) status = blob.status();
+      if (blob.ok()) served.blobs.push_back(*std::move(blob));
     }
-  } else if (status.ok()) {
-    status = StartTree(*mount, *std::exchange(mount->waiting, std::nullopt));
+    if (!status.ok()) served.blobs.clear();
+    if (status.ok() && mount->is_erofs()) {
+      status = blob_fs_->Add({served.number, served.blobs, served.stats});
+      if (!served.mounted) blob_fs_->Remove(served.number);
+    } else if (status.ok()) {
+      status = StartTree(*mount, *std::exchange(served.waiting, std::nullopt));
+    }
   }
   if (status.ok()) {
     spdlog::info("mount {} is served again", id);
-    if (mount->record.phase == MountRecord::Phase::kMounted) ContinuePrefetch(*mount);
+    if (mounted) ContinuePrefetch(*mount);
     return true;
   }
   spdlog::error("mount {} at {}: {}", id, mount->target(), std::string(status.message()));
-  if (mount->is_erofs() || (may_wait && mount->waiting.has_value())) return false;
-  mount->waiting.reset();  // its readers get errors
+  if (mount->is_erofs() || (may_wait && served.waiting.has_value())) return false;
+  served.waiting.reset();  // its readers get errors
   holder_->Remove(DescriptorName(mount->record)).IgnoreError();
   return true;
 }
@@ -381,7 +402,7 @@ void EngineImpl::Adopt(MountState mount) {
   }
   mount.image_use = UseImage(mount.record);
   RestoreCopies(mount);
-  for (const auto& blob : mount.blobs) blob->ShareChunks();
+  for (const auto& blob : mount.served->blobs) blob->ShareChunks();
   const bool mounted = mount.record.phase == MountRecord::Phase::kMounted;
   if (mounted) ContinuePrefetch(mount);
   if (mounted && !mounts_.contains(mount.target())) {
@@ -408,8 +429,12 @@ void EngineImpl::CleanUp(const MountRecord& lost) {
 // Directories of mounts without a record.
 void EngineImpl::CleanUpUnrecorded() {
   std::set<std::string> known;
-  for (const auto& [target, mount] : mounts_) known.insert(mount.id());
-  for (const MountState& mount : detached_) known.insert(mount.id());
+  const auto know = [&known](const MountState& mount) {
+    known.insert(mount.id());
+    known.insert(fmt::format("{}{}", kServedImagePrefix, mount.served->number));
+  };
+  for (const auto& [target, mount] : mounts_) know(mount);
+  for (const MountState& mount : detached_) know(mount);
   for (const auto& [upper, copy] : restored_copies_) {
     known.insert(std::filesystem::path(upper).parent_path().filename());
   }
@@ -417,7 +442,7 @@ void EngineImpl::CleanUpUnrecorded() {
     if (known.contains(id)) continue;
     const MountPaths paths(state_, id, "");
     absl::Status status;
-    for (const std::string& target : {paths.own_target, paths.lower}) {
+    for (const std::string& target : {paths.own_target, paths.lower, paths.directory}) {
       const absl::Status unmounted = mounter_->Unmount(target, /*detach=*/true);
       if (!absl::IsNotFound(unmounted)) status.Update(unmounted);
     }

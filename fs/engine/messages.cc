@@ -144,6 +144,7 @@ json ToJson(const MountReport& report) {
   json object = ToJson(report.mount);
   object["layers"] = report.layers;
   object["frames"] = report.frames;
+  object["sharing"] = report.sharing;
   object["frames_present"] = report.frames_present;
   object["read_requests"] = stats.read_requests.load();
   object["read_bytes"] = stats.read_bytes.load();

@@ -174,7 +174,7 @@ template <typename Build>
 absl::StatusOr<std::shared_ptr<const MergedMetadata>> GetOrBuild(
     const std::string& directory, const Digest& key,
     const std::vector<std::shared_ptr<Blob>>& blobs, const Build& build) {
-  const std::string path = fmt::format("{}/{}/metadata", directory, key.Hex());
+  const std::string path = MetadataPath(directory, key.Hex());
   absl::StatusOr<MergedMetadata> metadata = OpenCached(path);
   if (!metadata.ok()) {
     if (!absl::IsNotFound(metadata.status())) {
@@ -207,6 +207,10 @@ absl::StatusOr<LayerMetadata> GetLayerMetadata(const std::string& directory,
                    GetOrBuild(directory, key, {blob}, [&] { return BuildLayer(blob, key); }));
   ASSIGN_OR_RETURN(layer.marks, MarksIn(*layer.metadata));
   return layer;
+}
+
+std::string MetadataPath(const std::string& directory, const std::string& name) {
+  return fmt::format("{}/{}/metadata", directory, name);
 }
 
 std::string MergedMetadataName(std::span<const chunkstore::LayerDescriptor> layers) {

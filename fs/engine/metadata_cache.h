@@ -23,8 +23,11 @@ struct MergedMetadata {
   Mapping mapping;  // of the whole file, which is padded (that of an image to 2 MiB)
 };
 
-// The directory in which the metadata of an image with these layers is.
+// The name of the directory in which the metadata of an image with these layers is.
 std::string MergedMetadataName(std::span<const chunkstore::LayerDescriptor> layers);
+
+// Where in that one the metadata are.
+std::string MetadataPath(const std::string& directory, const std::string& name);
 
 // Returns the metadata of the image that consists of `blobs` (lowest layer first): from
 // `<directory>/<name>/` if it is there and undamaged, else by merging and writing it there.

@@ -55,6 +55,7 @@ absl::StatusOr<MountRecord> Parse(const json& object) {
   if (const auto prefetch = object.find("prefetch"); prefetch != object.end()) {
     ASSIGN_OR_RETURN(record.prefetch, ParsePrefetchOptions(*prefetch));
   }
+  ASSIGN_OR_RETURN(record.served_image, NumberField(object, "served_image"));
   ASSIGN_OR_RETURN(record.kernel_id, NumberField(object, "kernel_id"));
   ASSIGN_OR_RETURN(record.metadata, StringField(object, "metadata"));
   ASSIGN_OR_RETURN(record.fuse_state, StringField(object, "fuse_state"));
@@ -90,6 +91,7 @@ std::string SerializeMountRecord(const MountRecord& record) {
   object["token"] = record.token;
   object["registry"] = ToJson(record.registry, Secrets::kLeftOut);
   object["prefetch"] = ToJson(record.prefetch);
+  object["served_image"] = record.served_image;
   object["kernel_id"] = record.kernel_id;
   object["metadata"] = record.metadata;
   object["fuse_state"] = record.fuse_state;

@@ -27,6 +27,7 @@ struct MountRecord {
   registry::Settings registry;  // of the request, without secrets: those are in no file of ours
   PrefetchOptions prefetch;     // of the request
   std::vector<chunkstore::LayerDescriptor> layers;  // of all its images, lowest first
+  uint64_t served_image = 0;                        // with Transport::kErofs: ServedImage::number
   // From here on: not while kMounting.
   uint64_t kernel_id = 0;  // of the mount at the target, in mountinfo
   std::string metadata;    // path of the merged metadata that the kernel's inode numbers are from

@@ -2,7 +2,9 @@
 #include "fs/mount/mount.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mount.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -18,6 +20,11 @@ namespace {
 // On-disk superblock of EROFS (kernel, fs/erofs/erofs_fs.h).
 constexpr uint64_t kErofsSuperblockOffset = 1024;
 constexpr uint32_t kErofsMagic = 0xE0F5E1E2;
+
+uint32_t TypeOf(const std::string& path) {
+  struct statfs info {};
+  return ::statfs(path.c_str(), &info) == 0 ? static_cast<uint32_t>(info.f_type) : 0;
+}
 
 // The kernel says what is wrong with an image in its log only. This covers what happens most.
 absl::Status CheckIsErofs(const std::string& metadata) {
@@ -67,6 +74,28 @@ absl::Status MountErofs(const std::string& metadata, const std::vector<std::stri
                         const std::string& target, bool loop) {
   return Annotate(TryMountErofs(metadata, devices, target, loop),
                   fmt::format("mount {} at {}", metadata, target));
+}
+
+bool IsErofs(const std::string& path) { return TypeOf(path) == kErofsMagic; }
+
+bool IsOverlay(const std::string& path) { return TypeOf(path) == OVERLAYFS_SUPER_MAGIC; }
+
+absl::Status ShareErofs(const std::string& source, const std::string& target) {
+  const std::string what = fmt::format("mount {} at {} as well", source, target);
+  const UniqueFd mount(::open_tree(AT_FDCWD, source.c_str(), OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC));
+  if (!mount.valid()) return ErrnoStatus(errno, what);
+  struct statfs info {};
+  if (::fstatfs(mount.get(), &info) != 0) return ErrnoStatus(errno, what);
+  if (static_cast<uint32_t>(info.f_type) != kErofsMagic) {
+    return absl::NotFoundError(what + ": no EROFS is mounted there");
+  }
+  // Where mounts are shared between namespaces, as systemd has it, a copy of a mount would be too.
+  struct mount_attr attributes {};
+  attributes.propagation = MS_PRIVATE;
+  if (::mount_setattr(mount.get(), "", AT_EMPTY_PATH, &attributes, sizeof(attributes)) != 0) {
+    return ErrnoStatus(errno, what);
+  }
+  return Annotate(AttachMount(mount, target), what);
 }
 
 absl::Status Unmount(const std::string& target, bool detach) {

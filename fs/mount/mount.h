@@ -25,6 +25,15 @@ namespace lamina::fs {
 absl::Status MountErofs(const std::string& metadata, const std::vector<std::string>& devices,
                         const std::string& target, bool loop);
 
+// Mounts what MountErofs has mounted at `source` at another place as well: one file system, whose pages
+// all share, as is `source` read-only, and what is mounted below one is not seen below the other.
+// kNotFound if no EROFS is mounted at `source`.
+absl::Status ShareErofs(const std::string& source, const std::string& target);
+
+// What kind of file system `path` is on.
+bool IsErofs(const std::string& path);
+bool IsOverlay(const std::string& path);
+
 // overlayfs: `upper` and `work` on `lowers` (uppermost first).
 absl::Status MountOverlay(const std::vector<std::string>& lowers, const std::string& upper,
                           const std::string& work, const std::string& target);

@@ -25,6 +25,7 @@ namespace {
 // A message each way: its length, then fields with a NUL between them, which none can contain.
 // Requests: an operation and its arguments. Answers: a status code and a text.
 constexpr char kErofs[] = "erofs";
+constexpr char kShare[] = "share";
 constexpr char kOverlay[] = "overlay";
 constexpr char kUnmount[] = "unmount";
 constexpr char kYes[] = "yes";
@@ -78,6 +79,7 @@ absl::Status Execute(const Fields& request) {
     const Fields devices(request.begin() + 4, request.end());
     return MountErofs(request[1], devices, request[2], request[3] == kYes);
   }
+  if (request.size() == 3 && request[0] == kShare) return ShareErofs(request[1], request[2]);
   if (request.size() >= 5 && request[0] == kOverlay) {
     const Fields lowers(request.begin() + 4, request.end());
     RETURN_IF_ERROR(MakeUpper(lowers[0], request[1]));
@@ -172,6 +174,10 @@ absl::Status Mounter::MountErofs(const std::string& metadata,
   Fields request{kErofs, metadata, target, loop ? kYes : kNo};
   request.insert(request.end(), devices.begin(), devices.end());
   return Call(request);
+}
+
+absl::Status Mounter::ShareErofs(const std::string& source, const std::string& target) {
+  return Call({kShare, source, target});
 }
 
 absl::Status Mounter::Unmount(const std::string& target, bool detach) {

@@ -34,9 +34,10 @@ class Mounter {
   // Waits for the process to end.
   ~Mounter();
 
-  // MountErofs and Unmount of mount.h.
+  // MountErofs, ShareErofs and Unmount of mount.h.
   absl::Status MountErofs(const std::string& metadata, const std::vector<std::string>& devices,
                           const std::string& target, bool loop);
+  absl::Status ShareErofs(const std::string& source, const std::string& target);
   absl::Status Unmount(const std::string& target, bool detach = false);
   // MountOverlay of mount.h. Makes the upper directory if it is not there from an earlier mount, with
   // the attributes of the uppermost lower one: overlayfs shows those of the upper one for the root of

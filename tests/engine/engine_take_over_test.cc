@@ -119,6 +119,65 @@ TEST_P(EngineTakeOverTest, HandedOverMountsStayWhileNoEngineRuns) {
   EXPECT_EQ(Slurp(image_.mountpoint() + "/data.bin"), image_.data());
 }
 
+TEST_P(EngineTakeOverTest, MountsThatShareAnImageStillDo) {
+  const std::string other = image_.mountpoint() + "-other";
+  const std::string third = image_.mountpoint() + "-third";
+  for (const std::string& path : {other, third}) std::filesystem::create_directory(path);
+  MountRequest request = Request();
+  MountRequest writable = request;
+  writable.target = other;
+  writable.writable = true;
+  KillEngineAfter(
+      [&](Engine& engine) { return engine.Mount(request).ok() && engine.Mount(writable).ok(); });
+  const std::unique_ptr<Engine> engine = Open();
+  request.target = third;
+  const auto mount = engine->Mount(request);
+  ASSERT_TRUE(mount.ok()) << mount.status();
+  const uint64_t sharing = GetParam() == Transport::kErofs ? 3 : 1;
+  for (const std::string& path : {image_.mountpoint(), other, third}) {
+    EXPECT_EQ(Slurp(path + "/data.bin"), image_.data()) << path;
+    EXPECT_EQ(engine->Report(path)->front().sharing, sharing);
+  }
+  for (const std::string& path : {image_.mountpoint(), other, third}) {
+    EXPECT_TRUE(engine->Unmount(path).ok()) << path;
+  }
+  while (!engine->Idle()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_TRUE(std::filesystem::is_empty(image_.state() + "/mounts"));
+}
+
+// One that was unmounted while others shared its image is in use: its directories stay until it is
+// known that nobody needs them.
+TEST_P(EngineTakeOverTest, DetachedOverlaysKeepTheirDirectories) {
+  const std::string other = image_.mountpoint() + "-other";
+  std::filesystem::create_directory(other);
+  MountRequest plain = Request();
+  plain.target = other;
+  MountRequest writable = Request();
+  writable.writable = true;
+  UniqueFd file;
+  std::string upper;
+  {
+    const std::unique_ptr<Engine> engine = Open();
+    ASSERT_TRUE(engine->Mount(writable).ok());
+    ASSERT_TRUE(engine->Mount(plain).ok());
+    upper = engine->Report(image_.mountpoint())->front().mount.upper;
+    file = *OpenFile(image_.mountpoint() + "/data.bin", O_RDONLY);
+    ASSERT_TRUE(Unmount(image_.mountpoint(), /*detach=*/true).ok());
+    engine->ForgetGoneMounts();
+    engine->HandOver();
+  }
+  const std::unique_ptr<Engine> engine = Open();
+  EXPECT_TRUE(std::filesystem::exists(upper));
+  std::string content(image_.data().size(), '\0');
+  ASSERT_TRUE(ReadFull(file.get(), 0, std::as_writable_bytes(std::span(content))).ok());
+  EXPECT_EQ(content, image_.data());
+  EXPECT_TRUE(engine->Unmount(other).ok());
+  EXPECT_FALSE(engine->Idle());
+  file.Reset();
+  while (!engine->Idle()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_TRUE(std::filesystem::is_empty(image_.state() + "/mounts"));
+}
+
 TEST_P(EngineTakeOverTest, CleanEndLeavesNothing) {
   {
     const std::unique_ptr<Engine> engine = Open();

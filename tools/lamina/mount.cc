@@ -86,6 +86,9 @@ void PrintStats(const json& mount) {
             number("layers"));
   PrintText("  transport    {} ({})\n", mount.at("transport").get<std::string>(),
             mount.at("reason").get<std::string>());
+  if (const uint64_t sharing = number("sharing"); sharing > 1) {
+    PrintText("  counted for  {} mounts, which share what is read\n", sharing);
+  }
   PrintText("  read         {} in {} requests, {} had to wait, {} failed\n",
             HumanSize(number("read_bytes")), number("read_requests"), number("missed_requests"),
             number("failed_requests"));

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How one EROFS file system serves all mounts of an image, from the first mount to the last user.
+#include <spdlog/spdlog.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "fs/engine/engine_impl.h"
+
+namespace lamina::fs {
+namespace {
+
+using chunkstore::ReadStats;
+
+// How long an unmount waits for the kernel to let go of the last file, in small steps.
+constexpr int kCloseAttempts = 20;
+constexpr std::chrono::microseconds kClosePause{200};
+
+}  // namespace
+
+std::string ServedImagePath(const std::string& state, uint64_t number) {
+  return fmt::format("{}/mounts/{}{}", state, kServedImagePrefix, number);
+}
+
+std::string KeyToShare(const MountRecord& record) {
+  const MountDescription& mount = record.description;
+  // One that was damaged is replaced; who mounted it before has it still.
+  struct stat metadata {};
+  if (mount.transport != Transport::kErofs || ::stat(record.metadata.c_str(), &metadata) != 0) {
+    return "";
+  }
+  std::string key = fmt::format("{}\n{}\n{}\n{}", mount.loop ? "loop" : "file", record.metadata,
+                                metadata.st_ino, mount.image);
+  for (const MountedImage& image : mount.layer_images) key += "\n" + image.image;
+  return key;
+}
+
+std::shared_ptr<ServedImage> EngineImpl::FindServed(const std::string& key) {
+  if (key.empty()) return nullptr;
+  for (const auto& [target, mount] : mounts_) {
+    if (mount.served->key == key) return mount.served;
+  }
+  for (const MountState& mount : detached_) {
+    if (mount.served->key == key) return mount.served;
+  }
+  return nullptr;
+}
+
+void EngineImpl::Share(MountState& mount) {
+  std::shared_ptr<ServedImage> there = FindServed(mount.served->key);
+  if (there == nullptr || there->blobs.size() != mount.served->blobs.size()) return;  // not ready
+  if (const std::string path = ServedImagePath(state_, there->number); !IsErofs(path)) {
+    spdlog::warn("{} was unmounted: later mounts of its image do not share it", path);
+    there->key.clear();
+    return;
+  }
+  ServedImage& own = *mount.served;
+  // One that was prepared when it was there already may have been asked for more than the others.
+  if (own.prefetch != nullptr && own.stats == there->stats) {
+    there->prefetch = std::move(own.prefetch);
+    there->prefetch_stats = own.prefetch_stats;
+    there->prefetch_options = own.prefetch_options;
+  }
+  mount.served = std::move(there);
+}
+
+// Its mount is not where users are, so that it stays whatever they do with theirs.
+absl::Status EngineImpl::MountServed(ServedImage& served, bool loop) {
+  if (blob_fs_ == nullptr) RETURN_IF_ERROR(StartBlobFs());
+  const std::string path = ServedImagePath(state_, served.number);
+  if (::mkdir(path.c_str(), 0700) != 0) return ErrnoStatus(errno, "create directory " + path);
+  served.mounted = true;  // in part, which Release() undoes
+  RETURN_IF_ERROR(blob_fs_->Add({served.number, served.blobs, served.stats}));
+  std::vector<std::string> devices;
+  for (size_t slot = 1; slot <= served.blobs.size(); ++slot) {
+    devices.push_back(fmt::format("{}/{}/{}", blob_fs_->mountpoint(), served.number, slot));
+  }
+  return mounter_->MountErofs(served.metadata->path, devices, path, loop);
+}
+
+// An overlay may be in use elsewhere when it is unmounted here, and then needs its directories. That
+// the image below it is in use says nothing about it.
+void EngineImpl::WatchOverlay(MountState& mount) {
+  if (!mount.is_erofs() || !mount.record.description.writable) return;
+  if (!IsOverlay(mount.target())) return;  // something else is mounted on it
+  const absl::StatusOr<int> watch = watches_.Add(mount.target());
+  if (watch.ok()) {
+    mount.watch = *watch;
+  } else {
+    spdlog::warn("mount {}: its directories are kept until no mount of its image is in use: {}",
+                 mount.id(), std::string(watch.status().message()));
+  }
+}
+
+bool EngineImpl::HasOtherMounts(const MountState& mount) {
+  const auto is_other = [&mount](const MountState& other) {
+    return &other != &mount && other.served == mount.served;
+  };
+  return std::ranges::any_of(mounts_, [&](const auto& entry) { return is_other(entry.second); }) ||
+         std::ranges::any_of(detached_, is_other);
+}
+
+bool EngineImpl::OverlayInUse(const MountState& mount) {
+  if (mount.watch.has_value()) return !watches_.Ended(*mount.watch);
+  return mount.record.description.writable && HasOtherMounts(mount);  // not known
+}
+
+void EngineImpl::Release(ServedImage& served) {
+  served.prefetch = nullptr;
+  if (!std::exchange(served.mounted, false)) return;
+  served.key.clear();
+  const absl::Status status =
+      mounter_->Unmount(ServedImagePath(state_, served.number), /*detach=*/true);
+  if (!status.ok() && !absl::IsNotFound(status)) {
+    spdlog::error("{}", std::string(status.message()));
+  }
+  if (blob_fs_ != nullptr) blob_fs_->Remove(served.number);
+}
+
+void EngineImpl::ReleaseUnmounted() {
+  std::set<ServedImage*> mounted;
+  for (const auto& [target, mount] : mounts_) mounted.insert(mount.served.get());
+  for (const MountState& mount : detached_) {
+    if (!mounted.contains(mount.served.get())) Release(*mount.served);
+  }
+}
+
+bool EngineImpl::TryForget(MountState& mount) {
+  ServedImage& served = *mount.served;
+  if (mount.is_erofs()) {
+    if (OverlayInUse(mount)) return false;
+    if (!HasOtherMounts(mount)) {
+      Release(served);
+      if (blob_fs_ != nullptr && blob_fs_->InUse(served.number)) return false;
+      KeepStats(mount);
+      ::rmdir(ServedImagePath(state_, served.number).c_str());
+    }
+    if (mount.watch.has_value()) watches_.Forget(*mount.watch);
+  } else {
+    served.prefetch = nullptr;
+    const bool in_use = served.waiting.has_value()
+                            ? !HasEnded(served.waiting->device)
+                            : served.tree != nullptr && !served.tree->ended();
+    if (in_use) return false;
+    KeepStats(mount);
+  }
+  Forget(mount.record);
+  return true;
+}
+
+void EngineImpl::Detach(MountState mount) {
+  SweepDetached();
+  // The kernel closes the files of an unmounted EROFS by requests of ours that it does not wait for.
+  for (int attempt = 0; attempt < kCloseAttempts; ++attempt) {
+    if (TryForget(mount)) return;
+    if (mount.is_erofs() && OverlayInUse(mount)) break;
+    std::this_thread::sleep_for(kClosePause);
+  }
+  mount.record.phase = MountRecord::Phase::kDetached;
+  if (absl::Status status = Put(mount.record); !status.ok()) {
+    spdlog::error("{}", std::string(status.message()));
+  }
+  detached_.push_back(std::move(mount));
+}
+
+void EngineImpl::SweepDetached() {
+  // One that goes may leave another one as the last user of an image.
+  for (bool again = true; again;) {
+    again = false;
+    for (auto mount = detached_.begin(); mount != detached_.end();) {
+      if (TryForget(*mount)) {
+        mount = detached_.erase(mount);
+        again = true;
+      } else {
+        ++mount;
+      }
+    }
+  }
+}
+
+void EngineImpl::KeepStats(const MountState& mount) {
+  const std::string& image = mount.record.description.image;
+  const auto has_image = [&](const MountState& other) {
+    return &other != &mount && other.record.description.image == image;
+  };
+  const bool has_others =
+      std::ranges::any_of(detached_, has_image) ||
+      std::ranges::any_of(mounts_, [&](const auto& entry) { return has_image(entry.second); });
+  if (!has_others) {
+    past_stats_.erase(image);
+    return;
+  }
+  std::shared_ptr<ReadStats>& past = past_stats_[image];
+  if (past == nullptr) past = std::make_shared<ReadStats>();
+  mount.served->stats->AddTo(*past);
+}
+
+}  // namespace lamina::fs

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fs/mount/unmount_watch.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mount.h>
+#include <unistd.h>
+
+#include "fs/mount/mount.h"
+#include "tests/mount/mount_testing.h"
+
+namespace lamina::fs {
+namespace {
+
+class UnmountWatchTest : public MountTest {
+ protected:
+  static void MountTmpfs(const std::string& path) {
+    ASSERT_EQ(::mount("watched", path.c_str(), "tmpfs", 0, nullptr), 0);
+  }
+};
+
+TEST_F(UnmountWatchTest, AFileSystemEndsWithItsLastUser) {
+  MountTmpfs(target());
+  UnmountWatch watches;
+  const int watch = *watches.Add(target());
+  EXPECT_FALSE(watches.Ended(watch));
+  UniqueFd file = *OpenFile(target() + "/file", O_RDWR | O_CREAT, 0600);
+  ASSERT_TRUE(Unmount(target(), /*detach=*/true).ok());
+  EXPECT_FALSE(watches.Ended(watch));
+  file.Reset();
+  // The kernel lets go of it after close(2) has returned.
+  while (!watches.Ended(watch)) ::usleep(1000);
+  EXPECT_TRUE(watches.Ended(watch));
+}
+
+TEST_F(UnmountWatchTest, AWatchedFileSystemCanBeUnmounted) {
+  MountTmpfs(target());
+  UnmountWatch watches;
+  const int watch = *watches.Add(target());
+  ASSERT_TRUE(Unmount(target()).ok());
+  EXPECT_TRUE(watches.Ended(watch));
+  watches.Forget(watch);
+  EXPECT_FALSE(watches.Ended(watch));
+}
+
+TEST_F(UnmountWatchTest, FileSystemsAreWatchedEachByItself) {
+  const std::string other = MakeDirectory("other");
+  MountTmpfs(target());
+  MountTmpfs(other);
+  UnmountWatch watches;
+  const int first = *watches.Add(target());
+  const int second = *watches.Add(other);
+  ASSERT_NE(first, second);
+  ASSERT_TRUE(Unmount(target()).ok());
+  EXPECT_TRUE(watches.Ended(first));
+  EXPECT_FALSE(watches.Ended(second));
+  watches.Forget(second);
+  ASSERT_TRUE(Unmount(other).ok());
+  EXPECT_FALSE(watches.Ended(second));
+}
+
+TEST_F(UnmountWatchTest, WhatIsNotThereIsAnError) {
+  UnmountWatch watches;
+  EXPECT_EQ(watches.Add(root() + "/absent").status().code(), absl::StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace lamina::fs
