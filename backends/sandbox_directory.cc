@@ -121,6 +121,7 @@ absl::StatusOr<fs::MountDescription> MountRootfs(const LauncherOptions& options,
                   .layer_images = std::move(layers),
                   .writable = true,
                   .writable_dir = disk,
+                  .is_volatile = true,  // a sandbox does not survive that either
                   .registry = registry});
 }
 

@@ -38,7 +38,7 @@ class LatencyHistogram {
 // absl::StatusCode, which are 0 (no error) to 16.
 inline constexpr size_t kStatusCodes = 17;
 
-// What one mount's readers caused. Shared by the mount and the fetches it started.
+// What the readers of an image caused, or of one mount of it. Shared with the fetches that they started.
 struct ReadStats {
   std::atomic<uint64_t> read_requests{0};  // of the kernel
   std::atomic<uint64_t> read_bytes{0};

@@ -15,6 +15,7 @@
 #include <thread>
 #include <utility>
 
+#include "chunkstore/base/remove_tree.h"
 #include "fs/engine/attach.h"
 #include "fs/engine/engine_impl.h"
 #include "fs/engine/messages.h"
@@ -71,10 +72,10 @@ uint64_t NextNumber(const std::string& state, std::string_view prefix) {
 
 std::string NextMountId(const std::string& state) { return std::to_string(NextNumber(state, "")); }
 
-void RemoveTree(const std::string& path) {
-  std::error_code error;
-  std::filesystem::remove_all(path, error);
-  if (error) spdlog::warn("remove {}: {}", path, error.message());
+void RemoveOurs(const std::string& path) {
+  if (const absl::Status status = RemoveTree(path); !status.ok()) {
+    spdlog::warn("{}", std::string(status.message()));
+  }
 }
 
 std::string DescriptorName(const MountRecord& record) {
@@ -243,7 +244,8 @@ absl::StatusOr<MountDescription> EngineImpl::MountLocked(const MountRequest& req
     return Annotate(std::move(status), fmt::format("mount {}", request.image));
   }
   const MountDescription description = mount.record.description;
-  WatchOverlay(mount);
+  EnsurePrefetch(mount);
+  mount.image.reset();
   for (const auto& blob : mount.served->blobs) blob->ShareChunks();
   mounts_.emplace(request.target, std::move(mount));
   spdlog::info("mounted {} at {} by {} ({})", description.image, description.target,
@@ -303,26 +305,29 @@ absl::StatusOr<MountState> EngineImpl::Prepare(const MountRequest& request) {
   mount.record.layers = record.layers;
   mount.served = std::make_shared<ServedImage>();
   ServedImage& served = *mount.served;
-  PrefetchOptions prefetch = request.prefetch;
   served.stats = std::make_shared<ReadStats>();
+  mount.image = images[0];
   // A profile that is recorded from the first read on is of the readers of this mount.
-  if (mount.is_erofs() && !request.record) {
+  bool is_shared = false;
+  if (!request.record) {
     mount.record.metadata = MetadataPath(state_ + "/images", MergedMetadataName(record.layers));
+    mount.record.metadata_inode = InodeOf(mount.record.metadata);
     std::lock_guard lock(mutex_);
-    if (const auto there = FindServed(KeyToShare(mount.record)); there != nullptr) {
-      const PrefetchOptions& has = there->prefetch_options;
-      served.stats = there->stats;
-      // What it has is enough, or it is replaced by what both want.
-      prefetch.enabled = prefetch.enabled && (!has.enabled || (prefetch.fill && !has.fill));
-    }
+    is_shared = FindServed(KeyToShare(mount.record)) != nullptr;
   }
   std::shared_ptr<StartPlan> plan;
-  if (prefetch.enabled) plan = StartPrefetch(images[0], prefetch, served);
+  if (request.prefetch.enabled && !is_shared)
+    plan = StartPrefetch(images[0], request.prefetch, served);
   ASSIGN_OR_RETURN(served.blobs, AttachAll(*store_, images));
   ASSIGN_OR_RETURN(served.metadata, GetMergedMetadata(state_ + "/images", served.blobs));
   mount.record.metadata = served.metadata->path;
-  if (!request.record) served.key = KeyToShare(mount.record);
-  if (request.record) RETURN_IF_ERROR(served.stats->touches.Start(served.blobs));
+  mount.record.metadata_inode = InodeOf(mount.record.metadata);
+  mount.recording = request.record;
+  if (request.record) {
+    RETURN_IF_ERROR(served.stats->touches.Start(served.blobs));
+  } else {
+    served.key = KeyToShare(mount.record);
+  }
   if (plan != nullptr) {
     plan->Attached(served.blobs, served.metadata);
     plan->AwaitProfile(kProfilePatience);
@@ -386,13 +391,20 @@ absl::Status EngineImpl::Assemble(const MountRequest& request, MountState& mount
     if (request.target == paths.own_target) RETURN_IF_ERROR(MakeDirectory(request.target, 0755));
     std::vector<std::string> lowers = description.lower_uppers;
     lowers.push_back(below);
-    RETURN_IF_ERROR(mounter_->MountOverlay(lowers, paths.upper, paths.work, request.target));
+    const bool is_kept = !request.writable_dir.empty() && !request.is_volatile;
+    RETURN_IF_ERROR(mounter_->MountOverlay({.lowers = std::move(lowers),
+                                            .upper = paths.upper,
+                                            .work = paths.work,
+                                            .is_volatile = !is_kept},
+                                           request.target));
+    mount.has_overlay = mount.is_erofs();
   }
   ASSIGN_OR_RETURN(const std::optional<MountInfo> info, FindMount(request.target));
   if (!info.has_value()) {
     return absl::InternalError(request.target + " does not show up in /proc/self/mountinfo");
   }
   mount.record.kernel_id = info->id;
+  WatchOverlay(mount, info->device);
   return absl::OkStatus();
 }
 
@@ -444,10 +456,8 @@ absl::Status EngineImpl::UnmountParts(const MountRecord& record, bool detach,
     return absl::FailedPreconditionError(
         fmt::format("{} ({}) is mounted over it: unmount that first", info->source, info->type));
   }
-  if (!record.description.writable || record.description.transport == Transport::kErofs) {
-    return absl::OkStatus();
-  }
-  // Nobody but us uses what is below, so there is nothing to wait for.
+  if (!record.description.writable) return absl::OkStatus();
+  // The tree below an overlay. Nobody but us uses it, so there is nothing to wait for.
   absl::Status status = mounter_->Unmount(paths.lower, /*detach=*/true);
   return absl::IsNotFound(status) ? absl::OkStatus() : status;
 }
@@ -474,8 +484,8 @@ void EngineImpl::Forget(const MountRecord& record) {
   if (holder_ != nullptr && record.description.transport == Transport::kFuse) {
     holder_->Remove(DescriptorName(record)).IgnoreError();  // the connection has ended
   }
-  RemoveTree(MountPaths(state_, id, "").directory);
-  if (!record.writable_dir.empty()) RemoveTree(record.writable_dir + "/" + kWorkDirectory);
+  RemoveOurs(MountPaths(state_, id, "").directory);
+  if (!record.writable_dir.empty()) RemoveOurs(record.writable_dir + "/" + kWorkDirectory);
   if (absl::Status status = index_->RemoveMount(id); !status.ok()) {
     spdlog::error("forget mount {}: {}", id, std::string(status.message()));
   }
@@ -602,22 +612,10 @@ Prefetcher::Work PrefetchWork(const ServedImage& served) {
 
 }  // namespace
 
-void EngineImpl::ContinuePrefetch(const MountState& mount) {
-  const PrefetchOptions& wanted = mount.record.prefetch;
-  ServedImage& served = *mount.served;
-  if (!wanted.enabled || served.blobs.empty()) return;
-  // Of the mounts that share it, the first that wants the most.
-  if (served.prefetch != nullptr && (!wanted.fill || served.prefetch_options.fill)) return;
-  served.prefetch = nullptr;
-  served.prefetch_options = wanted;
-  served.prefetch_stats = std::make_shared<ReadStats>();
-  served.prefetch = prefetcher_.Start(PrefetchWork(served));
-}
-
 std::shared_ptr<StartPlan> EngineImpl::StartPrefetch(Image image, const PrefetchOptions& options,
                                                      ServedImage& served) {
   served.prefetch_options = options;
-  served.prefetch_stats = std::make_shared<ReadStats>();
+  if (served.prefetch_stats == nullptr) served.prefetch_stats = std::make_shared<ReadStats>();
   auto plan = std::make_shared<StartPlan>(std::move(image));
   served.prefetch = prefetcher_.Start(
       PrefetchWork(served),
@@ -625,26 +623,48 @@ std::shared_ptr<StartPlan> EngineImpl::StartPrefetch(Image image, const Prefetch
   return plan;
 }
 
+void EngineImpl::EnsurePrefetch(const MountState& mount) {
+  const PrefetchOptions& wanted = mount.record.prefetch;
+  ServedImage& served = *mount.served;
+  const PrefetchOptions has = served.prefetch_options;
+  if (!wanted.enabled || served.blobs.empty()) return;
+  if (has.enabled && (has.fill || !wanted.fill)) return;
+  served.prefetch = nullptr;  // one at a time watches the readers
+  if (!has.enabled && mount.image.has_value()) {
+    StartPrefetch(*mount.image, wanted, served)->Attached(served.blobs, served.metadata);
+    return;
+  }
+  served.prefetch_options = wanted;
+  if (served.prefetch_stats == nullptr) served.prefetch_stats = std::make_shared<ReadStats>();
+  served.prefetch = prefetcher_.Start(PrefetchWork(served));
+}
+
 absl::Status EngineImpl::StartRecording(const std::string& target) {
   std::lock_guard lock(mutex_);
-  const auto mount = mounts_.find(target);
-  if (mount == mounts_.end()) {
+  const auto found = mounts_.find(target);
+  if (found == mounts_.end()) {
     return absl::NotFoundError(fmt::format("no image is mounted at {}", target));
   }
-  return Annotate(mount->second.served->stats->touches.Start(mount->second.served->blobs), target);
+  MountState& mount = found->second;
+  RETURN_IF_ERROR(mount.served->stats->touches.Start(mount.served->blobs), "{}", target);
+  mount.recording = true;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Profile> EngineImpl::StopRecording(const std::string& target) {
   std::lock_guard lock(mutex_);
-  const auto mount = mounts_.find(target);
-  if (mount == mounts_.end()) {
+  const auto found = mounts_.find(target);
+  if (found == mounts_.end()) {
     return absl::NotFoundError(fmt::format("no image is mounted at {}", target));
   }
+  MountState& mount = found->second;
+  if (!std::exchange(mount.recording, false)) {
+    return absl::FailedPreconditionError(target + ": no profile is being recorded");
+  }
   ASSIGN_OR_RETURN(const std::vector<chunkstore::Touch> touches,
-                   mount->second.served->stats->touches.Stop(), "{}", target);
-  ASSIGN_OR_RETURN(const Digest image,
-                   Digest::Parse(mount->second.record.description.manifest_digest));
-  return MakeProfile(image, mount->second.served->blobs, touches);
+                   mount.served->stats->touches.Stop(), "{}", target);
+  ASSIGN_OR_RETURN(const Digest image, Digest::Parse(mount.record.description.manifest_digest));
+  return MakeProfile(image, mount.served->blobs, touches);
 }
 
 absl::Status PrepareStateDirectory(const std::string& state) {

@@ -63,9 +63,12 @@ struct MountRequest {
   std::vector<std::string> layer_images;
   std::string target;  // absolute path of an existing directory
   Transport transport = Transport::kAuto;
-  bool loop = false;            // EROFS through loop devices, as on kernels before 6.12
-  bool writable = false;        // an overlay on top; changes are lost at unmount unless:
-  std::string writable_dir;     // keeps upper/ and work/ here (implies writable)
+  bool loop = false;         // EROFS through loop devices, as on kernels before 6.12
+  bool writable = false;     // an overlay on top; changes are lost at unmount unless:
+  std::string writable_dir;  // keeps upper/ here (implies writable); its work directory goes
+  // What is written to `writable_dir` need not survive a crash of the machine: nothing waits for a disk
+  // when the mount goes, nor in fsync(2). So it is without a `writable_dir`.
+  bool is_volatile = false;
   registry::Settings registry;  // secrets in it stay in memory
   // Chosen at random by the client, or empty: a request that comes again with the token of a mount
   // that is there succeeds. The answer to the first may have been lost.

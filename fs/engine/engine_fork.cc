@@ -53,6 +53,7 @@ absl::StatusOr<MountState> EngineImpl::ForkState(const ForkRequest& request,
   fork.record.prefetch = source.record.prefetch;
   fork.record.layers = source.record.layers;
   fork.record.metadata = source.record.metadata;
+  fork.record.metadata_inode = source.record.metadata_inode;
   fork.copies = source.copies;
   fork.image_use = source.image_use;
   fork.served = std::make_shared<ServedImage>();

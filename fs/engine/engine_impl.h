@@ -55,9 +55,13 @@ std::string ServedImagePath(const std::string& state, uint64_t number);
 // Names of their directories in <state>/mounts begin like this.
 inline constexpr std::string_view kServedImagePrefix = "image-";
 // What mounts that share an image have in common: how and from which file it is mounted, and the names
-// of its images, so that what is counted is counted for one. Empty with Transport::kFuse, and if the
-// file is not there.
+// of its images, so that what is counted is counted for one. Empty with Transport::kFuse, and if it is
+// not known which file it is.
 std::string KeyToShare(const MountRecord& record);
+// MountRecord::metadata_inode of a file; 0 if it is not there.
+uint64_t InodeOf(const std::string& path);
+// st_dev of what is mounted at a path; 0 if nothing is.
+dev_t MountedDevice(const std::string& path);
 // A descriptor's name with the holder.
 std::string DescriptorName(const MountRecord& record);
 // The next number that no directory in <state>/mounts has after `prefix`, "" for the ids of mounts.
@@ -68,7 +72,7 @@ std::string NextMountId(const std::string& state);
 // kFailedPrecondition if one does.
 absl::StatusOr<UniqueFd> LockWritableDirectory(const std::string& path);
 // Removes a directory tree of ours; what cannot be removed is logged.
-void RemoveTree(const std::string& path);
+void RemoveOurs(const std::string& path);
 
 // A copy of what was written to a mount, below those that were forked from it. The directory goes with
 // the object unless it is kept for another engine.
@@ -78,7 +82,7 @@ class UpperCopy {
   UpperCopy(const UpperCopy&) = delete;
   UpperCopy& operator=(const UpperCopy&) = delete;
   ~UpperCopy() {
-    if (!directory_.empty()) RemoveTree(directory_);
+    if (!directory_.empty()) RemoveOurs(directory_);
   }
   std::string upper() const { return directory_ + "/upper"; }
   void Keep() { directory_.clear(); }
@@ -103,6 +107,7 @@ struct ServedImage {
   uint64_t number = 0;  // in BlobFs, and of ServedImagePath()
   std::string key;      // KeyToShare(); empty: it is not shared, or not any more
   bool mounted = false;
+  dev_t device = 0;  // of the mounted file system
 
   // FUSE:
   std::unique_ptr<TreeFs> tree;
@@ -115,8 +120,13 @@ struct MountState {
   std::vector<std::shared_ptr<UpperCopy>> copies;  // of record.description.lower_uppers
   std::shared_ptr<void> image_use;                 // ImageCache's
   std::shared_ptr<ServedImage> served;             // never null
-  UniqueFd writable_lock;    // keeps other mounts away from record.writable_dir
-  std::optional<int> watch;  // of the overlay, in EngineImpl::watches_
+  std::optional<Image> image;  // to plan the start by; not of forks, nor after a take-over
+  UniqueFd writable_lock;      // keeps other mounts away from record.writable_dir
+  bool recording = false;
+  // Of an overlay that was mounted on EROFS: its number in EngineImpl::watches_, or none if it is not
+  // known when it ends.
+  bool has_overlay = false;
+  std::optional<int> watch;
 
   const std::string& id() const { return record.description.id; }
   const std::string& target() const { return record.description.target; }
@@ -204,9 +214,9 @@ class EngineImpl : public Engine {
   void ForgetGone();
   std::shared_ptr<StartPlan> StartPrefetch(Image image, const PrefetchOptions& options,
                                            ServedImage& served);
-  // After a take-over: the image's rest, and what its readers show. A start that was interrupted goes
-  // on by what it reads.
-  void ContinuePrefetch(const MountState& mount);
+  // Has what serves the mount fetch what it wants, unless it does. After a take-over that is the
+  // image's rest, and what its readers show: a start that was interrupted goes on by what it reads.
+  void EnsurePrefetch(const MountState& mount);
 
   // In engine_served.cc; with mutex_ held.
   // What a mount can share, or null.
@@ -214,7 +224,7 @@ class EngineImpl : public Engine {
   // Has the mount share what is there for others, if there is.
   void Share(MountState& mount);
   absl::Status MountServed(ServedImage& served, bool loop);
-  void WatchOverlay(MountState& mount);
+  void WatchOverlay(MountState& mount, dev_t device);
   // After a mount's parts are unmounted: keeps what still has users, forgets the rest.
   void Detach(MountState mount);
   void SweepDetached();
@@ -222,6 +232,7 @@ class EngineImpl : public Engine {
   bool TryForget(MountState& mount);
   bool HasOtherMounts(const MountState& mount);
   bool OverlayInUse(const MountState& mount);
+  bool ServedInUse(ServedImage& served);
   // Takes EROFS from its place in the state directory; what has open files goes on.
   void Release(ServedImage& served);
   void KeepStats(const MountState& mount);
@@ -233,6 +244,7 @@ class EngineImpl : public Engine {
   void RestoreCopies(MountState& mount);
   std::vector<MountState> AttachLocalBlobs(std::vector<MountState>& mounts);
   void ReleaseUnmounted();
+  void WatchOverlays();
   void TakeOverErofs(std::vector<MountState> mounts, const std::string& state,
                      std::vector<MountRecord>& lost);
   void TakeOverTrees(std::vector<MountState> mounts, std::vector<MountRecord>& lost);

@@ -122,6 +122,7 @@ absl::StatusOr<MountState> EngineImpl::PrepareLayers(const LayersRequest& reques
     ASSIGN_OR_RETURN(served.metadata, GetMergedMetadata(state_ + "/images", served.blobs));
   }
   mount.record.metadata = served.metadata->path;
+  mount.record.metadata_inode = InodeOf(mount.record.metadata);
   served.key = KeyToShare(mount.record);
   served.stats = std::make_shared<chunkstore::ReadStats>();
   return mount;

@@ -2,6 +2,7 @@
 //
 // What an engine does first: serve the mounts of the one before it, or clean up after it.
 #include <spdlog/spdlog.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <chrono>
@@ -95,11 +96,24 @@ absl::Status EngineImpl::RestoreMounts() {
   ReleaseUnmounted();
   CleanUpUnrecorded();
   ForgetGone();
-  for (auto& [target, mount] : mounts_) WatchOverlay(mount);
+  WatchOverlays();
   restored_uses_.clear();
   restored_copies_.clear();
   StartRepair();
   return absl::OkStatus();
+}
+
+void EngineImpl::WatchOverlays() {
+  // A target may be in a tree that is not served yet: looking it up would wait for a repair, which has
+  // not begun.
+  for (const auto& [target, mount] : mounts_) {
+    if (mount.served->waiting.has_value()) return;
+  }
+  const absl::StatusOr<std::vector<MountInfo>> mounted = ReadMountInfo();
+  if (!mounted.ok()) return spdlog::error("{}", std::string(mounted.status().message()));
+  std::map<uint64_t, dev_t> devices;  // by mount
+  for (const MountInfo& info : *mounted) devices[info.id] = info.device;
+  for (auto& [target, mount] : mounts_) WatchOverlay(mount, devices[mount.record.kernel_id]);
 }
 
 void EngineImpl::StartRepair() {
@@ -137,16 +151,24 @@ absl::StatusOr<EngineImpl::Leftovers> EngineImpl::ReadRecords(std::string& blob_
       left.lost.push_back(*std::move(record));
     } else {
       MountState mount{.record = *std::move(record)};
-      if (mount.is_erofs()) mount.served = served[mount.record.served_image];
+      // Before images were shared, blobs were served by the mount's own number.
+      uint64_t& number = mount.record.served_image;
+      if (mount.is_erofs() && number == 0) {
+        number = std::strtoull(id.c_str(), nullptr, 10);
+        ::mkdir(ServedImagePath(state_, number).c_str(), 0700);  // so that nobody else gets it
+      }
+      if (mount.is_erofs()) mount.served = served[number];
       if (mount.served == nullptr) {
         mount.served = std::make_shared<ServedImage>();
         mount.served->stats = std::make_shared<ReadStats>();
       }
       if (mount.is_erofs()) {
-        served[mount.record.served_image] = mount.served;
-        mount.served->number = mount.record.served_image;
+        served[number] = mount.served;
+        mount.served->number = number;
         mount.served->mounted = true;
+        mount.served->device = MountedDevice(ServedImagePath(state_, number));
         mount.served->key = KeyToShare(mount.record);
+        mount.has_overlay = mount.record.description.writable;
       }
       (mount.is_erofs() ? left.erofs : left.trees).push_back(std::move(mount));
     }
@@ -337,6 +359,7 @@ bool EngineImpl::RepairMount(const std::string& id, bool may_wait) {
     if (!status.ok()) served.blobs.clear();
     if (status.ok() && mount->is_erofs()) {
       status = blob_fs_->Add({served.number, served.blobs, served.stats});
+      if (!status.ok()) served.blobs.clear();
       if (!served.mounted) blob_fs_->Remove(served.number);
     } else if (status.ok()) {
       status = StartTree(*mount, *std::exchange(served.waiting, std::nullopt));
@@ -344,7 +367,7 @@ bool EngineImpl::RepairMount(const std::string& id, bool may_wait) {
   }
   if (status.ok()) {
     spdlog::info("mount {} is served again", id);
-    if (mounted) ContinuePrefetch(*mount);
+    if (mounted) EnsurePrefetch(*mount);
     return true;
   }
   spdlog::error("mount {} at {}: {}", id, mount->target(), std::string(status.message()));
@@ -404,7 +427,7 @@ void EngineImpl::Adopt(MountState mount) {
   RestoreCopies(mount);
   for (const auto& blob : mount.served->blobs) blob->ShareChunks();
   const bool mounted = mount.record.phase == MountRecord::Phase::kMounted;
-  if (mounted) ContinuePrefetch(mount);
+  if (mounted) EnsurePrefetch(mount);
   if (mounted && !mounts_.contains(mount.target())) {
     const std::string target = mount.target();
     mounts_.emplace(target, std::move(mount));
@@ -441,12 +464,15 @@ void EngineImpl::CleanUpUnrecorded() {
   for (const std::string& id : ListDirectory(state_ + "/mounts")) {
     if (known.contains(id)) continue;
     const MountPaths paths(state_, id, "");
+    std::vector<std::string> targets{paths.own_target, paths.lower};
+    // What is below that is the image's, and may lead anywhere.
+    if (id.starts_with(kServedImagePrefix)) targets = {paths.directory};
     absl::Status status;
-    for (const std::string& target : {paths.own_target, paths.lower, paths.directory}) {
+    for (const std::string& target : targets) {
       const absl::Status unmounted = mounter_->Unmount(target, /*detach=*/true);
       if (!absl::IsNotFound(unmounted)) status.Update(unmounted);
     }
-    if (status.ok()) RemoveTree(paths.directory);
+    if (status.ok()) RemoveOurs(paths.directory);
   }
 }
 

@@ -23,6 +23,9 @@ using chunkstore::ReadStats;
 constexpr int kCloseAttempts = 20;
 constexpr std::chrono::microseconds kClosePause{200};
 
+// Mounts on top of each other that Release() takes off. Nobody makes any there.
+constexpr int kMaxStacked = 16;
+
 }  // namespace
 
 std::string ServedImagePath(const std::string& state, uint64_t number) {
@@ -31,15 +34,23 @@ std::string ServedImagePath(const std::string& state, uint64_t number) {
 
 std::string KeyToShare(const MountRecord& record) {
   const MountDescription& mount = record.description;
-  // One that was damaged is replaced; who mounted it before has it still.
-  struct stat metadata {};
-  if (mount.transport != Transport::kErofs || ::stat(record.metadata.c_str(), &metadata) != 0) {
-    return "";
-  }
+  if (mount.transport != Transport::kErofs || record.metadata_inode == 0) return "";
   std::string key = fmt::format("{}\n{}\n{}\n{}", mount.loop ? "loop" : "file", record.metadata,
-                                metadata.st_ino, mount.image);
+                                record.metadata_inode, mount.image);
   for (const MountedImage& image : mount.layer_images) key += "\n" + image.image;
   return key;
+}
+
+uint64_t InodeOf(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 ? info.st_ino : 0;
+}
+
+dev_t MountedDevice(const std::string& path) {
+  struct stat root {};
+  struct stat parent {};
+  if (::stat(path.c_str(), &root) != 0 || ::stat((path + "/..").c_str(), &parent) != 0) return 0;
+  return root.st_dev == parent.st_dev ? 0 : root.st_dev;
 }
 
 std::shared_ptr<ServedImage> EngineImpl::FindServed(const std::string& key) {
@@ -55,18 +66,14 @@ std::shared_ptr<ServedImage> EngineImpl::FindServed(const std::string& key) {
 
 void EngineImpl::Share(MountState& mount) {
   std::shared_ptr<ServedImage> there = FindServed(mount.served->key);
-  if (there == nullptr || there->blobs.size() != mount.served->blobs.size()) return;  // not ready
-  if (const std::string path = ServedImagePath(state_, there->number); !IsErofs(path)) {
-    spdlog::warn("{} was unmounted: later mounts of its image do not share it", path);
+  if (there == nullptr) return;
+  if (there->blobs.size() != mount.served->blobs.size()) return;  // they are being fetched again
+  if (const std::string path = ServedImagePath(state_, there->number);
+      MountedDevice(path) != there->device) {
+    spdlog::warn(
+        "{} was unmounted, or something is on it: later mounts of its image do not share it", path);
     there->key.clear();
     return;
-  }
-  ServedImage& own = *mount.served;
-  // One that was prepared when it was there already may have been asked for more than the others.
-  if (own.prefetch != nullptr && own.stats == there->stats) {
-    there->prefetch = std::move(own.prefetch);
-    there->prefetch_stats = own.prefetch_stats;
-    there->prefetch_options = own.prefetch_options;
   }
   mount.served = std::move(there);
 }
@@ -82,19 +89,20 @@ absl::Status EngineImpl::MountServed(ServedImage& served, bool loop) {
   for (size_t slot = 1; slot <= served.blobs.size(); ++slot) {
     devices.push_back(fmt::format("{}/{}/{}", blob_fs_->mountpoint(), served.number, slot));
   }
-  return mounter_->MountErofs(served.metadata->path, devices, path, loop);
+  RETURN_IF_ERROR(mounter_->MountErofs(served.metadata->path, devices, path, loop));
+  served.device = MountedDevice(path);
+  return absl::OkStatus();
 }
 
 // An overlay may be in use elsewhere when it is unmounted here, and then needs its directories. That
 // the image below it is in use says nothing about it.
-void EngineImpl::WatchOverlay(MountState& mount) {
-  if (!mount.is_erofs() || !mount.record.description.writable) return;
-  if (!IsOverlay(mount.target())) return;  // something else is mounted on it
-  const absl::StatusOr<int> watch = watches_.Add(mount.target());
+void EngineImpl::WatchOverlay(MountState& mount, dev_t device) {
+  if (!mount.has_overlay) return;
+  const absl::StatusOr<int> watch = watches_.Add(mount.target(), device);
   if (watch.ok()) {
     mount.watch = *watch;
   } else {
-    spdlog::warn("mount {}: its directories are kept until no mount of its image is in use: {}",
+    spdlog::warn("mount {}: its directories are kept until its image is not used by others: {}",
                  mount.id(), std::string(watch.status().message()));
   }
 }
@@ -107,17 +115,37 @@ bool EngineImpl::HasOtherMounts(const MountState& mount) {
          std::ranges::any_of(detached_, is_other);
 }
 
+// One that is not watched counts as in use until nobody else has the image, others that are not watched
+// left aside, and the kernel has no file of it open.
 bool EngineImpl::OverlayInUse(const MountState& mount) {
+  if (!mount.has_overlay) return false;
   if (mount.watch.has_value()) return !watches_.Ended(*mount.watch);
-  return mount.record.description.writable && HasOtherMounts(mount);  // not known
+  const auto shares = [&mount](const MountState& other) {
+    return &other != &mount && other.served == mount.served;
+  };
+  const auto is_known_to_share = [&](const MountState& other) {
+    return shares(other) && (!other.has_overlay || other.watch.has_value());
+  };
+  if (std::ranges::any_of(mounts_, [&](const auto& entry) { return shares(entry.second); }) ||
+      std::ranges::any_of(detached_, is_known_to_share)) {
+    return true;
+  }
+  Release(*mount.served);
+  return ServedInUse(*mount.served);
+}
+
+bool EngineImpl::ServedInUse(ServedImage& served) {
+  return blob_fs_ != nullptr && blob_fs_->InUse(served.number);
 }
 
 void EngineImpl::Release(ServedImage& served) {
   served.prefetch = nullptr;
   if (!std::exchange(served.mounted, false)) return;
   served.key.clear();
-  const absl::Status status =
-      mounter_->Unmount(ServedImagePath(state_, served.number), /*detach=*/true);
+  absl::Status status;
+  for (int mounts = 0; status.ok() && mounts < kMaxStacked; ++mounts) {
+    status = mounter_->Unmount(ServedImagePath(state_, served.number), /*detach=*/true);
+  }
   if (!status.ok() && !absl::IsNotFound(status)) {
     spdlog::error("{}", std::string(status.message()));
   }
@@ -138,7 +166,7 @@ bool EngineImpl::TryForget(MountState& mount) {
     if (OverlayInUse(mount)) return false;
     if (!HasOtherMounts(mount)) {
       Release(served);
-      if (blob_fs_ != nullptr && blob_fs_->InUse(served.number)) return false;
+      if (ServedInUse(served)) return false;
       KeepStats(mount);
       ::rmdir(ServedImagePath(state_, served.number).c_str());
     }
@@ -156,11 +184,11 @@ bool EngineImpl::TryForget(MountState& mount) {
 }
 
 void EngineImpl::Detach(MountState mount) {
-  SweepDetached();
+  if (mount.recording) mount.served->stats->touches.Stop().IgnoreError();
   // The kernel closes the files of an unmounted EROFS by requests of ours that it does not wait for.
   for (int attempt = 0; attempt < kCloseAttempts; ++attempt) {
-    if (TryForget(mount)) return;
-    if (mount.is_erofs() && OverlayInUse(mount)) break;
+    if (TryForget(mount)) return SweepDetached();
+    if (mount.watch.has_value() && !watches_.Ended(*mount.watch)) break;
     std::this_thread::sleep_for(kClosePause);
   }
   mount.record.phase = MountRecord::Phase::kDetached;
@@ -168,6 +196,7 @@ void EngineImpl::Detach(MountState mount) {
     spdlog::error("{}", std::string(status.message()));
   }
   detached_.push_back(std::move(mount));
+  SweepDetached();
 }
 
 void EngineImpl::SweepDetached() {

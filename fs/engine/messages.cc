@@ -104,6 +104,7 @@ json ToJson(const MountRequest& request) {
           {"transport", TransportName(request.transport)},
           {"writable", request.writable},
           {"writable_dir", request.writable_dir},
+          {"volatile", request.is_volatile},
           {"token", request.token},
           {"mount_namespace", request.mount_namespace},
           {"registry", ToJson(request.registry, Secrets::kIncluded)},
@@ -239,6 +240,9 @@ absl::StatusOr<MountRequest> ParseMountRequest(const json& object) {
   ASSIGN_OR_RETURN(request.loop, BoolField(object, "loop"));
   ASSIGN_OR_RETURN(request.writable, BoolField(object, "writable"));
   ASSIGN_OR_RETURN(request.writable_dir, StringField(object, "writable_dir"));
+  if (object.contains("volatile")) {  // older clients do not say
+    ASSIGN_OR_RETURN(request.is_volatile, BoolField(object, "volatile"));
+  }
   if (const json* settings = Find(object, "registry"); settings != nullptr) {
     ASSIGN_OR_RETURN(request.registry, ParseRegistrySettings(*settings));
   }

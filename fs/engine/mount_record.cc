@@ -55,7 +55,13 @@ absl::StatusOr<MountRecord> Parse(const json& object) {
   if (const auto prefetch = object.find("prefetch"); prefetch != object.end()) {
     ASSIGN_OR_RETURN(record.prefetch, ParsePrefetchOptions(*prefetch));
   }
-  ASSIGN_OR_RETURN(record.served_image, NumberField(object, "served_image"));
+  if (object.contains("served_image")) {
+    ASSIGN_OR_RETURN(record.served_image, NumberField(object, "served_image"));
+    ASSIGN_OR_RETURN(record.metadata_inode, NumberField(object, "metadata_inode"));
+    if (record.served_image > MountRecord::kMaxServedImage) {
+      return absl::InvalidArgumentError("field 'served_image' is out of range");
+    }
+  }
   ASSIGN_OR_RETURN(record.kernel_id, NumberField(object, "kernel_id"));
   ASSIGN_OR_RETURN(record.metadata, StringField(object, "metadata"));
   ASSIGN_OR_RETURN(record.fuse_state, StringField(object, "fuse_state"));
@@ -92,6 +98,7 @@ std::string SerializeMountRecord(const MountRecord& record) {
   object["registry"] = ToJson(record.registry, Secrets::kLeftOut);
   object["prefetch"] = ToJson(record.prefetch);
   object["served_image"] = record.served_image;
+  object["metadata_inode"] = record.metadata_inode;
   object["kernel_id"] = record.kernel_id;
   object["metadata"] = record.metadata;
   object["fuse_state"] = record.fuse_state;

@@ -27,7 +27,11 @@ struct MountRecord {
   registry::Settings registry;  // of the request, without secrets: those are in no file of ours
   PrefetchOptions prefetch;     // of the request
   std::vector<chunkstore::LayerDescriptor> layers;  // of all its images, lowest first
-  uint64_t served_image = 0;                        // with Transport::kErofs: ServedImage::number
+  // With Transport::kErofs: ServedImage::number, and the inode number of the metadata file, which may
+  // be replaced while it is mounted. 0 in records of versions that shared nothing.
+  static constexpr uint64_t kMaxServedImage = (uint64_t{1} << 47) - 1;  // as BlobFs wants it
+  uint64_t served_image = 0;
+  uint64_t metadata_inode = 0;
   // From here on: not while kMounting.
   uint64_t kernel_id = 0;  // of the mount at the target, in mountinfo
   std::string metadata;    // path of the merged metadata that the kernel's inode numbers are from

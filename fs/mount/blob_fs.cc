@@ -71,16 +71,16 @@ std::optional<uint64_t> ParseNumber(std::string_view name) {
 
 absl::StatusOr<Files> MakeFiles(BlobFs::Directory directory) {
   if (directory.id == 0 || directory.id > kMaxId) {
-    return absl::InvalidArgumentError(fmt::format("mount id {} is out of range", directory.id));
+    return absl::InvalidArgumentError(fmt::format("image number {} is out of range", directory.id));
   }
   if (directory.blobs.size() > kMaxSlot) {
-    return absl::InvalidArgumentError(fmt::format("mount {}: {} blobs, more than {}", directory.id,
+    return absl::InvalidArgumentError(fmt::format("image {}: {} blobs, more than {}", directory.id,
                                                   directory.blobs.size(), kMaxSlot));
   }
   if (directory.stats == nullptr) directory.stats = std::make_shared<ReadStats>();
   Files files;
   for (std::shared_ptr<Blob>& blob : directory.blobs) {
-    ASSIGN_OR_RETURN(const uint64_t size, FileSize(blob->data_fd()), "mount {}", directory.id);
+    ASSIGN_OR_RETURN(const uint64_t size, FileSize(blob->data_fd()), "image {}", directory.id);
     files.files.push_back({std::move(blob), directory.stats, size});
   }
   return files;
@@ -180,14 +180,14 @@ absl::Status BlobFsImpl::Add(Directory directory) {
 
 absl::Status BlobFsImpl::AddFiles(uint64_t id, Files files) {
   if (directories_.contains(id)) {
-    return absl::AlreadyExistsError(fmt::format("mount {}: its blobs are served already", id));
+    return absl::AlreadyExistsError(fmt::format("image {}: its blobs are served already", id));
   }
   for (const File& file : files.files) {
     const Digest key = file.blob->descriptor().Key();
     const auto other = shared_.find(SharedInode(key));
     if (other != shared_.end() && other->second.key != key) {
       return absl::AlreadyExistsError(
-          fmt::format("mount {}: blob {} has the inode number of blob {}", id,
+          fmt::format("image {}: blob {} has the inode number of blob {}", id,
                       file.blob->descriptor().digest.ToString(),
                       other->second.file.blob->descriptor().digest.ToString()));
     }

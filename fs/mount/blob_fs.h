@@ -2,15 +2,15 @@
 //
 // A FUSE file system whose files are blobs' address spaces, for the kernel's EROFS to mount as
 // extra devices. Files are opened with direct I/O, so that content is cached once, in EROFS. One
-// file system serves any number of mounts: each has a directory, so that its reads are counted for
-// it.
+// file system serves any number of images: each that EROFS mounts has a directory, so that its reads
+// are counted for it.
 //
-//   <mountpoint>/<id>/1, 2, ...     device slots of the mount with that number
-//   <mountpoint>/blobs/<key>        a blob that any mount has, by LayerDescriptor::Key()
+//   <mountpoint>/<id>/1, 2, ...     device slots of the image with that number
+//   <mountpoint>/blobs/<key>        a blob that any image has, by LayerDescriptor::Key()
 //
 // Files in blobs/ are for machines that map them: they go through the page cache, and there is one for
-// all mounts, so that all machines on a layer share its pages. Their reads are counted for one of the
-// mounts.
+// all images, so that all machines on a layer share its pages. Their reads are counted for one of the
+// images.
 //
 // Nothing of what the kernel holds is remembered here: node ids follow from id and slot, or from the
 // key, there are no file handles, and whether a file is in use is asked of the kernel. So a process that takes the

@@ -2,7 +2,6 @@
 #include "fs/mount/mount.h"
 
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <sys/mount.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -20,11 +19,6 @@ namespace {
 // On-disk superblock of EROFS (kernel, fs/erofs/erofs_fs.h).
 constexpr uint64_t kErofsSuperblockOffset = 1024;
 constexpr uint32_t kErofsMagic = 0xE0F5E1E2;
-
-uint32_t TypeOf(const std::string& path) {
-  struct statfs info {};
-  return ::statfs(path.c_str(), &info) == 0 ? static_cast<uint32_t>(info.f_type) : 0;
-}
 
 // The kernel says what is wrong with an image in its log only. This covers what happens most.
 absl::Status CheckIsErofs(const std::string& metadata) {
@@ -75,10 +69,6 @@ absl::Status MountErofs(const std::string& metadata, const std::vector<std::stri
   return Annotate(TryMountErofs(metadata, devices, target, loop),
                   fmt::format("mount {} at {}", metadata, target));
 }
-
-bool IsErofs(const std::string& path) { return TypeOf(path) == kErofsMagic; }
-
-bool IsOverlay(const std::string& path) { return TypeOf(path) == OVERLAYFS_SUPER_MAGIC; }
 
 absl::Status ShareErofs(const std::string& source, const std::string& target) {
   const std::string what = fmt::format("mount {} at {} as well", source, target);

@@ -30,13 +30,16 @@ absl::Status MountErofs(const std::string& metadata, const std::vector<std::stri
 // kNotFound if no EROFS is mounted at `source`.
 absl::Status ShareErofs(const std::string& source, const std::string& target);
 
-// What kind of file system `path` is on.
-bool IsErofs(const std::string& path);
-bool IsOverlay(const std::string& path);
-
-// overlayfs: `upper` and `work` on `lowers` (uppermost first).
-absl::Status MountOverlay(const std::vector<std::string>& lowers, const std::string& upper,
-                          const std::string& work, const std::string& target);
+// overlayfs: `upper` and `work` on `lowers`.
+struct OverlayDirectories {
+  std::vector<std::string> lowers;  // uppermost first
+  std::string upper;
+  std::string work;
+  // What is written is never waited for, be it with fsync(2) or at the end (Linux 5.10): it may be lost
+  // when the machine crashes. The work directory cannot be used again.
+  bool is_volatile = false;
+};
+absl::Status MountOverlay(const OverlayDirectories& directories, const std::string& target);
 
 // Unmounts; with `detach` also if busy: the mount disappears now and ends when its last user does.
 // kNotFound if nothing is mounted there, kFailedPrecondition (naming what to do) if it is busy.

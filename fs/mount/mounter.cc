@@ -80,10 +80,13 @@ absl::Status Execute(const Fields& request) {
     return MountErofs(request[1], devices, request[2], request[3] == kYes);
   }
   if (request.size() == 3 && request[0] == kShare) return ShareErofs(request[1], request[2]);
-  if (request.size() >= 5 && request[0] == kOverlay) {
-    const Fields lowers(request.begin() + 4, request.end());
-    RETURN_IF_ERROR(MakeUpper(lowers[0], request[1]));
-    return MountOverlay(lowers, request[1], request[2], request[3]);
+  if (request.size() >= 6 && request[0] == kOverlay) {
+    const OverlayDirectories directories{.lowers = Fields(request.begin() + 5, request.end()),
+                                         .upper = request[1],
+                                         .work = request[2],
+                                         .is_volatile = request[3] == kYes};
+    RETURN_IF_ERROR(MakeUpper(directories.lowers[0], directories.upper));
+    return MountOverlay(directories, request[4]);
   }
   if (request.size() == 3 && request[0] == kUnmount) {
     return Unmount(request[1], request[2] == kYes);
@@ -184,10 +187,11 @@ absl::Status Mounter::Unmount(const std::string& target, bool detach) {
   return Call({kUnmount, target, detach ? kYes : kNo});
 }
 
-absl::Status Mounter::MountOverlay(const std::vector<std::string>& lowers, const std::string& upper,
-                                   const std::string& work, const std::string& target) {
-  Fields request{kOverlay, upper, work, target};
-  request.insert(request.end(), lowers.begin(), lowers.end());
+absl::Status Mounter::MountOverlay(const OverlayDirectories& directories,
+                                   const std::string& target) {
+  Fields request{kOverlay, directories.upper, directories.work,
+                 directories.is_volatile ? kYes : kNo, target};
+  request.insert(request.end(), directories.lowers.begin(), directories.lowers.end());
   return Call(request);
 }
 

@@ -20,6 +20,7 @@
 
 #include "chunkstore/base/file.h"
 #include "chunkstore/base/status.h"
+#include "fs/mount/mount.h"
 
 namespace lamina::fs {
 
@@ -42,8 +43,7 @@ class Mounter {
   // MountOverlay of mount.h. Makes the upper directory if it is not there from an earlier mount, with
   // the attributes of the uppermost lower one: overlayfs shows those of the upper one for the root of
   // the merged tree.
-  absl::Status MountOverlay(const std::vector<std::string>& lowers, const std::string& upper,
-                            const std::string& work, const std::string& target);
+  absl::Status MountOverlay(const OverlayDirectories& directories, const std::string& target);
 
   // The process that did the last call, 0 if it has died.
   pid_t process() const { return process_; }

@@ -65,7 +65,8 @@ absl::Status MountOverlayByLayer(const OverlayDirectories& directories, const st
   }
   RETURN_IF_ERROR(context.SetPath("upperdir", directories.upper));
   RETURN_IF_ERROR(context.SetPath("workdir", directories.work));
-  ASSIGN_OR_RETURN(const std::vector<std::string> options, OverlayOptions());
+  ASSIGN_OR_RETURN(std::vector<std::string> options, OverlayOptions());
+  if (directories.is_volatile) options.emplace_back("volatile");
   for (const std::string& option : options) {
     const size_t equals = option.find('=');
     RETURN_IF_ERROR(equals == option.npos
@@ -94,7 +95,8 @@ absl::Status MountOverlayByString(const OverlayDirectories& directories,
   ASSIGN_OR_RETURN(const std::string upper, path_of(directories.upper));
   ASSIGN_OR_RETURN(const std::string work, path_of(directories.work));
   data += fmt::format(",upperdir={},workdir={}", upper, work);
-  ASSIGN_OR_RETURN(const std::vector<std::string> options, OverlayOptions());
+  ASSIGN_OR_RETURN(std::vector<std::string> options, OverlayOptions());
+  if (directories.is_volatile) options.emplace_back("volatile");
   for (const std::string& option : options) data += "," + option;
   if (data.size() >= static_cast<size_t>(::sysconf(_SC_PAGESIZE))) {
     return absl::UnimplementedError(
@@ -107,11 +109,9 @@ absl::Status MountOverlayByString(const OverlayDirectories& directories,
   return absl::OkStatus();
 }
 
-absl::Status MountOverlay(const std::vector<std::string>& lowers, const std::string& upper,
-                          const std::string& work, const std::string& target) {
+absl::Status MountOverlay(const OverlayDirectories& directories, const std::string& target) {
   const std::string what = fmt::format("mount overlay at {}", target);
-  if (lowers.empty()) return absl::InvalidArgumentError(what + ": no lower directory");
-  const OverlayDirectories directories{lowers, upper, work};
+  if (directories.lowers.empty()) return absl::InvalidArgumentError(what + ": no lower directory");
   absl::Status status = MountOverlayByLayer(directories, target);
   if (absl::IsUnimplemented(status)) status = MountOverlayByString(directories, target);
   return Annotate(std::move(status), what);

@@ -9,14 +9,9 @@
 #include <vector>
 
 #include "chunkstore/base/status.h"
+#include "fs/mount/mount.h"
 
 namespace lamina::fs {
-
-struct OverlayDirectories {
-  std::vector<std::string> lowers;  // uppermost first
-  std::string upper;
-  std::string work;
-};
 
 // Layer by layer, as many as there are (Linux 6.7). kUnimplemented on older kernels.
 absl::Status MountOverlayByLayer(const OverlayDirectories& directories, const std::string& target);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fs/mount/unmount_watch.h"
 
+#include <fcntl.h>
 #include <sys/inotify.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -10,14 +12,20 @@
 
 namespace lamina::fs {
 
-absl::StatusOr<int> UnmountWatch::Add(const std::string& path) {
+absl::StatusOr<int> UnmountWatch::Add(const std::string& path, dev_t device) {
+  const std::string what = "watch " + path;
+  ASSIGN_OR_RETURN(const UniqueFd root, OpenFile(path, O_PATH | O_DIRECTORY), "{}", what);
+  struct stat info {};
+  if (::fstat(root.get(), &info) != 0) return ErrnoStatus(errno, what);
+  if (info.st_dev != device) return absl::NotFoundError(what + ": another file system is there");
   if (!inotify_.valid()) {
     inotify_ = UniqueFd(::inotify_init1(IN_NONBLOCK | IN_CLOEXEC));
     if (!inotify_.valid()) return ErrnoStatus(errno, "inotify_init1");
   }
   // IN_UNMOUNT comes with every watch; one cannot ask for nothing else, and a root is not deleted.
-  const int watch = ::inotify_add_watch(inotify_.get(), path.c_str(), IN_DELETE_SELF | IN_ONLYDIR);
-  if (watch < 0) return ErrnoStatus(errno, "watch " + path);
+  const int watch = ::inotify_add_watch(
+      inotify_.get(), fmt::format("/proc/self/fd/{}", root.get()).c_str(), IN_DELETE_SELF);
+  if (watch < 0) return ErrnoStatus(errno, what);
   return watch;
 }
 

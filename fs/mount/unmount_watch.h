@@ -6,6 +6,8 @@
 #ifndef LAMINA_FS_MOUNT_UNMOUNT_WATCH_H_
 #define LAMINA_FS_MOUNT_UNMOUNT_WATCH_H_
 
+#include <sys/types.h>
+
 #include <set>
 #include <string>
 
@@ -17,9 +19,10 @@ namespace lamina::fs {
 // For any number of file systems. Used by one thread at a time.
 class UnmountWatch {
  public:
-  // Watches the file system whose root is at `path`; the number is for Ended() and Forget(). It keeps
-  // nothing mounted. The kernel allows each user so many (fs.inotify.max_user_watches).
-  absl::StatusOr<int> Add(const std::string& path);
+  // Watches the file system that has its root at `path`, and st_dev `device`: kNotFound if it is not
+  // there, or below another one. The number is for Ended() and Forget(). Nothing is kept mounted. The
+  // kernel allows each user so many (fs.inotify.max_user_watches).
+  absl::StatusOr<int> Add(const std::string& path, dev_t device);
   // From then on Add() may give the number to another one.
   void Forget(int watch);
   // Whether it had ended when this was called.

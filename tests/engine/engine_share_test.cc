@@ -290,6 +290,69 @@ TEST_F(EngineShareTest, AFailedMountLeavesTheOthersAlone) {
   EXPECT_EQ(DirectoriesInState(), 2u);
 }
 
+TEST_F(EngineShareTest, AFailedWritableMountCanBeTriedAgain) {
+  MountAt(1);
+  MountRequest request = Request(2);
+  request.writable_dir = image_.mountpoint() + "-kept";
+  std::filesystem::create_directory(request.writable_dir);
+  const std::string target = std::exchange(request.target, image_.mountpoint() + "-absent");
+  for (int attempt = 0; attempt < 3; ++attempt) EXPECT_FALSE(engine_->Mount(request).ok());
+  EXPECT_FALSE(engine_->HasDetachedMounts());
+  request.target = target;
+  const auto mount = engine_->Mount(request);
+  EXPECT_TRUE(mount.ok()) << mount.status();
+}
+
+TEST_F(EngineShareTest, LinksOfAnImageLeadNoUnmountElsewhere) {
+  const std::string outside = image_.mountpoint() + "-outside";
+  std::filesystem::create_directory(outside);
+  ASSERT_EQ(::mount("outside", outside.c_str(), "tmpfs", 0, nullptr), 0);
+  engine_ = nullptr;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const auto engine = Engine::Open({.state = image_.state()});
+    ::kill(::getpid(), engine.ok() && (*engine)->Mount(Request(1)).ok() ? SIGKILL : SIGTERM);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+  engine_ = *Engine::Open({.state = image_.state()});
+  EXPECT_EQ(DirectoriesInState(), 0u);
+  EXPECT_NE(DeviceOf(outside), DeviceOf(image_.state()));
+  EXPECT_EQ(::umount(outside.c_str()), 0);
+}
+
+TEST_F(EngineShareTest, ARecordingEndsWithItsMount) {
+  MountAt(1);
+  MountAt(2);
+  ASSERT_TRUE(engine_->StartRecording(Target(1)).ok());
+  EXPECT_EQ(engine_->StopRecording(Target(2)).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(engine_->Unmount(Target(1)).ok());
+  EXPECT_TRUE(engine_->StartRecording(Target(2)).ok());
+  Slurp(Target(2) + "/hello.txt");
+  const absl::StatusOr<Profile> profile = engine_->StopRecording(Target(2));
+  ASSERT_TRUE(profile.ok()) << profile.status();
+  EXPECT_EQ(profile->touches.size(), 1u);
+}
+
+TEST_F(EngineShareTest, LaterMountsGetThePrefetchThatTheFirstDidWithout) {
+  MountRequest first = Request(1);
+  first.prefetch.enabled = false;
+  ASSERT_TRUE(engine_->Mount(first).ok());
+  EXPECT_EQ(ReportOf(1).prefetch_stats, nullptr);
+  MountRequest fill = Request(2);
+  fill.prefetch.fill = true;
+  ASSERT_TRUE(engine_->Mount(fill).ok());
+  MountAt(3);
+  const auto all_there = [&] {
+    const MountReport report = ReportOf(1);
+    return report.frames_present == report.frames;
+  };
+  while (!all_there()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_GT(ReportOf(3).prefetch_stats->fetched_frames.load(), 0u);
+}
+
 TEST_F(EngineShareTest, LoopDevicesAreSharedAmongThemselves) {
   MountAt(1);
   for (const int number : {2, 3}) {

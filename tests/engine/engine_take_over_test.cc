@@ -178,6 +178,36 @@ TEST_P(EngineTakeOverTest, DetachedOverlaysKeepTheirDirectories) {
   EXPECT_TRUE(std::filesystem::is_empty(image_.state() + "/mounts"));
 }
 
+// Nobody can know which of them is in use.
+TEST_P(EngineTakeOverTest, DetachedOverlaysOfAnImageDoNotKeepEachOther) {
+  const std::string other = image_.mountpoint() + "-other";
+  std::filesystem::create_directory(other);
+  UniqueFd files[2];
+  {
+    const std::unique_ptr<Engine> engine = Open();
+    MountRequest request = Request();
+    request.writable = true;
+    for (const std::string& target : {image_.mountpoint(), other}) {
+      request.target = target;
+      ASSERT_TRUE(engine->Mount(request).ok());
+      files[target == other] = *OpenFile(target + "/data.bin", O_RDONLY);
+      ASSERT_TRUE(Unmount(target, /*detach=*/true).ok());
+    }
+    engine->ForgetGoneMounts();
+    engine->HandOver();
+  }
+  const std::unique_ptr<Engine> engine = Open();
+  EXPECT_FALSE(engine->Idle());
+  for (const UniqueFd& file : files) {
+    std::string content(image_.data().size(), '\0');
+    ASSERT_TRUE(ReadFull(file.get(), 0, std::as_writable_bytes(std::span(content))).ok());
+    EXPECT_EQ(content, image_.data());
+  }
+  for (UniqueFd& file : files) file.Reset();
+  while (!engine->Idle()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_TRUE(std::filesystem::is_empty(image_.state() + "/mounts"));
+}
+
 TEST_P(EngineTakeOverTest, CleanEndLeavesNothing) {
   {
     const std::unique_ptr<Engine> engine = Open();

@@ -140,6 +140,27 @@ TEST_P(EngineTest, WritableDirectoryKeepsChangesForTheNextMount) {
   EXPECT_EQ(Slurp(kept->path() + "/upper/hello.txt"), "changed\n");
 }
 
+TEST_P(EngineTest, OnlyAWritableDirectorySurvivesACrashOfTheMachine) {
+  const std::unique_ptr<Engine> engine = Open();
+  const absl::StatusOr<TemporaryDirectory> kept =
+      TemporaryDirectory::Create(testing::TempDir(), "lamina-engine-test-");
+  ASSERT_TRUE(kept.ok());
+  const auto is_volatile = [&](const MountRequest& request) {
+    EXPECT_TRUE(engine->Mount(request).ok());
+    const auto info = FindMount(image_.mountpoint());
+    EXPECT_TRUE(engine->Unmount(image_.mountpoint()).ok());
+    return info.value()->super_options.find("volatile") != std::string::npos;
+  };
+  MountRequest request = Request();
+  request.writable = true;
+  EXPECT_TRUE(is_volatile(request));
+  request.writable_dir = kept->path();
+  EXPECT_FALSE(is_volatile(request));
+  request.is_volatile = true;
+  EXPECT_TRUE(is_volatile(request));
+  EXPECT_TRUE(is_volatile(request));  // again, in the same directory
+}
+
 TEST_P(EngineTest, UnmountByOthersIsNoticed) {
   const std::unique_ptr<Engine> engine = Open();
   ASSERT_TRUE(engine->Mount(Request()).ok());

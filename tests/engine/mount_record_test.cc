@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 namespace lamina::fs {
 namespace {
 
@@ -30,6 +32,8 @@ MountRecord Sample() {
   layer.section_table_offset = 12345;
   layer.section_table_digest.bytes.fill(8);
   record.layers = {layer, layer};
+  record.served_image = 12;
+  record.metadata_inode = UINT64_MAX;
   record.kernel_id = 99;
   record.metadata = "/state/images/x/metadata";
   record.fuse_state = "1 2 3 ff";
@@ -58,9 +62,25 @@ TEST(MountRecord, IsReadAsItWasWritten) {
   EXPECT_EQ(read->prefetch.fill, record.prefetch.fill);
   EXPECT_EQ(read->prefetch.bytes_per_second, record.prefetch.bytes_per_second);
   EXPECT_EQ(read->layers, record.layers);
+  EXPECT_EQ(read->served_image, record.served_image);
+  EXPECT_EQ(read->metadata_inode, record.metadata_inode);
   EXPECT_EQ(read->kernel_id, record.kernel_id);
   EXPECT_EQ(read->metadata, record.metadata);
   EXPECT_EQ(read->fuse_state, record.fuse_state);
+}
+
+// An upgrade must not lose mounts because their records lack what the old version did not know.
+TEST(MountRecord, FieldsThatCameLaterMayBeMissing) {
+  const std::string text = SerializeMountRecord(Sample());
+  nlohmann::json object = nlohmann::json::from_cbor(text);
+  for (const char* field : {"served_image", "metadata_inode", "registry", "prefetch"}) {
+    EXPECT_EQ(object.erase(field), 1u) << field;
+  }
+  const std::vector<uint8_t> older = nlohmann::json::to_cbor(object);
+  const auto read = ParseMountRecord(std::string(older.begin(), older.end()));
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->served_image, 0u);
+  EXPECT_EQ(read->layers, Sample().layers);
 }
 
 TEST(MountRecord, EachLayerIsOfAnImage) {

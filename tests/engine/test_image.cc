@@ -34,6 +34,10 @@ TestImage::TestImage() : directory_(MakeDirectory()) {
   for (const std::string& path : {root, mountpoint()}) ::mkdir(path.c_str(), 0755);
   Write(root + "/hello.txt", hello_);
   Write(root + "/data.bin", data_);
+  // With the names of directories of an engine's, and leading out of the image.
+  for (const char* name : {"/lower", "/root"}) {
+    EXPECT_EQ(::symlink((mountpoint() + "-outside").c_str(), (root + name).c_str()), 0);
+  }
   ::chmod(root.c_str(), 0751);
   EXPECT_EQ(::chown(root.c_str(), 7, 8), ::geteuid() == 0 ? 0 : -1);
   const absl::StatusOr<ConvertResult> result =

@@ -13,6 +13,7 @@ namespace lamina::fs {
 // Everything below one temporary directory:
 //   image/   OCI layout with the converted image    state/   for an engine
 //   mnt/     an empty directory to mount on
+// The image has the symbolic links lower and root to mnt-outside/, which is not there.
 class TestImage {
  public:
   TestImage();

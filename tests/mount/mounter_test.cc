@@ -72,7 +72,7 @@ TEST_F(MounterTest, UpperDirectoryGetsTheAttributesOfTheLowerOne) {
   ASSERT_EQ(::chmod(lower.c_str(), 0711), 0);
   ASSERT_EQ(::chown(lower.c_str(), 7, 8), 0);
   ASSERT_TRUE(
-      mounter->MountOverlay({lower}, root() + "/upper", MakeDirectory("work"), target()).ok());
+      mounter->MountOverlay({{lower}, root() + "/upper", MakeDirectory("work")}, target()).ok());
   struct stat info {};
   ASSERT_EQ(::stat(target().c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 07777, 0711u);

@@ -41,7 +41,7 @@ TEST_F(OverlayTest, ChangesGoToTheUpperAsAPlainLayer) {
   const OverlayDirectories at = Directories();
   // The root of an overlay has the attributes of the upper directory.
   Shell(fmt::format("chmod --reference={0} {1} && touch -r {0} {1}", source, at.upper));
-  const absl::Status status = MountOverlay(at.lowers, at.upper, at.work, merged());
+  const absl::Status status = MountOverlay(at, merged());
   ASSERT_TRUE(status.ok()) << status;
   const MountGuard guard(merged());
   EXPECT_THAT(TreeDifferences(source, merged()), IsEmpty());
@@ -117,12 +117,24 @@ TEST_F(OverlayTest, ManyLayersFitInEitherWay) {
   }
 }
 
+TEST_F(OverlayTest, OneThatNeedNotSurviveSaysSo) {
+  OverlayDirectories at{{MakeDirectory("lower")}, MakeDirectory("upper"), MakeDirectory("work")};
+  at.is_volatile = true;
+  for (const auto mount : {&MountOverlayByLayer, &MountOverlayByString}) {
+    const absl::Status status = mount(at, merged());
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_THAT(FindMount(merged()).value()->super_options, HasSubstr("volatile"));
+    EXPECT_TRUE(Unmount(merged()).ok());
+    at.work = MakeDirectory("work2");
+  }
+}
+
 TEST_F(OverlayTest, ErrorsNameTheTargetAndWhatIsMissing) {
   const absl::Status none =
-      MountOverlay({}, MakeDirectory("upper"), MakeDirectory("work"), merged());
+      MountOverlay({{}, MakeDirectory("upper"), MakeDirectory("work")}, merged());
   EXPECT_TRUE(absl::IsInvalidArgument(none)) << none;
   const absl::Status missing =
-      MountOverlay({root() + "/absent"}, MakeDirectory("upper"), MakeDirectory("work"), merged());
+      MountOverlay({{root() + "/absent"}, MakeDirectory("upper"), MakeDirectory("work")}, merged());
   EXPECT_FALSE(missing.ok());
   EXPECT_THAT(std::string(missing.message()), HasSubstr(merged()));
   EXPECT_THAT(std::string(missing.message()), HasSubstr(root() + "/absent"));

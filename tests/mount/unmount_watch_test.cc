@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "fs/mount/mount.h"
@@ -17,12 +18,17 @@ class UnmountWatchTest : public MountTest {
   static void MountTmpfs(const std::string& path) {
     ASSERT_EQ(::mount("watched", path.c_str(), "tmpfs", 0, nullptr), 0);
   }
+  static dev_t DeviceOf(const std::string& path) {
+    struct stat info {};
+    EXPECT_EQ(::stat(path.c_str(), &info), 0);
+    return info.st_dev;
+  }
 };
 
 TEST_F(UnmountWatchTest, AFileSystemEndsWithItsLastUser) {
   MountTmpfs(target());
   UnmountWatch watches;
-  const int watch = *watches.Add(target());
+  const int watch = *watches.Add(target(), DeviceOf(target()));
   EXPECT_FALSE(watches.Ended(watch));
   UniqueFd file = *OpenFile(target() + "/file", O_RDWR | O_CREAT, 0600);
   ASSERT_TRUE(Unmount(target(), /*detach=*/true).ok());
@@ -36,7 +42,7 @@ TEST_F(UnmountWatchTest, AFileSystemEndsWithItsLastUser) {
 TEST_F(UnmountWatchTest, AWatchedFileSystemCanBeUnmounted) {
   MountTmpfs(target());
   UnmountWatch watches;
-  const int watch = *watches.Add(target());
+  const int watch = *watches.Add(target(), DeviceOf(target()));
   ASSERT_TRUE(Unmount(target()).ok());
   EXPECT_TRUE(watches.Ended(watch));
   watches.Forget(watch);
@@ -48,8 +54,8 @@ TEST_F(UnmountWatchTest, FileSystemsAreWatchedEachByItself) {
   MountTmpfs(target());
   MountTmpfs(other);
   UnmountWatch watches;
-  const int first = *watches.Add(target());
-  const int second = *watches.Add(other);
+  const int first = *watches.Add(target(), DeviceOf(target()));
+  const int second = *watches.Add(other, DeviceOf(other));
   ASSERT_NE(first, second);
   ASSERT_TRUE(Unmount(target()).ok());
   EXPECT_TRUE(watches.Ended(first));
@@ -61,7 +67,10 @@ TEST_F(UnmountWatchTest, FileSystemsAreWatchedEachByItself) {
 
 TEST_F(UnmountWatchTest, WhatIsNotThereIsAnError) {
   UnmountWatch watches;
-  EXPECT_EQ(watches.Add(root() + "/absent").status().code(), absl::StatusCode::kNotFound);
+  MountTmpfs(target());
+  EXPECT_TRUE(absl::IsNotFound(watches.Add(root() + "/absent", 0).status()));
+  EXPECT_TRUE(absl::IsNotFound(watches.Add(target(), DeviceOf(root())).status()));
+  ASSERT_TRUE(Unmount(target()).ok());
 }
 
 }  // namespace

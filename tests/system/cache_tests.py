@@ -27,11 +27,12 @@ def cache(workspace, *arguments, **options):
 
 
 def disk_bytes(directory):
-    """Bytes that the files below a directory take on the disk."""
+    """Bytes that the files below a directory take on its disk."""
     # RocksDB allocates more than it writes.
+    device = pathlib.Path(directory).stat().st_dev
     return sum(min(info.st_size, info.st_blocks * 512)
                for info in (path.lstat() for path in pathlib.Path(directory).rglob("*"))
-               if stat.S_ISREG(info.st_mode))
+               if stat.S_ISREG(info.st_mode) and info.st_dev == device)
 
 
 def data_bytes(workspace):

@@ -48,7 +48,7 @@ def machine_processes(box):
 
 
 def host_reads(workspace, box):
-    """Bytes that were read of the image's content on the host, by whichever machine."""
+    """Bytes that were read of the image's content on the host, by all its machines."""
     mount = workspace.state / "sandboxes" / box.id / "rootfs"
     return workspace.stats(mount)[0]["read_bytes"]
 
@@ -73,7 +73,7 @@ def _(workspace):
         with Sandbox(workspace, image, "--backend=qemu") as second:
             check_equal(second.output("busybox md5sum /big").split()[0], lines[2].split()[0],
                         "the sum in another machine")
-            check(host_reads(workspace, first) + host_reads(workspace, second) - read < BIG / 4,
+            check(host_reads(workspace, second) - read < BIG / 4,
                   "another machine had what was read read again")
             second.output("echo mine > /below")
             check_equal(first.output("cat /below"), "below\n", "what the other one wrote to")

@@ -371,12 +371,22 @@ def _(workspace):
     image = workspace.converted(small_image(FILES))
     with workspace.mounted(image, "--transport=erofs") as first:
         expect_content(first)
+        read = workspace.stats(first)[0]
         with workspace.mounted(image, "--transport=erofs") as second:
+            # What one has read is in memory for the other.
+            expect_content(second)
+            both = workspace.stats(second)[0]
+            check_equal(both["sharing"], 2, "mounts that are counted together")
+            check_equal(both["read_bytes"], read["read_bytes"], "bytes read of the blobs")
+            drop_caches()
+            expect_content(second)
+            check_equal(workspace.stats(second)[0]["fetched_frames"], read["fetched_frames"],
+                        "frames fetched")
             with workspace.mounted(image, "--transport=fuse") as third:
-                for other in (second, third):
-                    drop_caches()
-                    expect_content(other)
-                    check_equal(workspace.stats(other)[0]["fetched_frames"], 0, "frames fetched")
+                drop_caches()
+                expect_content(third)
+                check_equal(workspace.stats(third)[0]["sharing"], 1, "mounts counted for FUSE")
+                check_equal(workspace.stats(third)[0]["fetched_frames"], 0, "frames fetched")
         expect_content(first)
 
 
