@@ -183,20 +183,27 @@ int TakeIdentity(const ExecMessage& message, std::optional<uint64_t> capabilitie
 
 std::unique_ptr<DirectRunner> DirectRunner::Start(DirectRunnerOptions options) {
   std::unique_ptr<DirectRunner> runner(new DirectRunner(std::move(options)));
+  // Kept for the reaper, whatever whoever started this process made of it.
+  ::signal(SIGCHLD, SIG_DFL);
+  sigset_t death;
+  ::sigemptyset(&death);
+  ::sigaddset(&death, SIGCHLD);
+  ::pthread_sigmask(SIG_BLOCK, &death, nullptr);
   std::thread([reaper = runner.get()] { reaper->Reap(); }).detach();
   return runner;
 }
 
 void DirectRunner::Reap() {
+  sigset_t death;
+  ::sigemptyset(&death);
+  ::sigaddset(&death, SIGCHLD);
   while (true) {
     siginfo_t info{};
     // The process stays a zombie, and its number taken, until it is known whose it was.
     if (::waitid(P_ALL, 0, &info, WEXITED | WNOWAIT) != 0) {
-      if (errno != ECHILD) continue;
-      std::unique_lock lock(mutex_);
-      const uint64_t seen = forks_;
-      // Orphans arrive without a fork of ours, but only from what was forked here.
-      forked_.wait_for(lock, std::chrono::seconds(1), [&] { return forks_ != seen; });
+      // Without a child: sleeps until one, or an orphan that somebody left here, has died.
+      int ignored = 0;
+      if (errno == ECHILD) ::sigwait(&death, &ignored);
       continue;
     }
     const std::lock_guard lock(mutex_);
@@ -270,9 +277,7 @@ absl::StatusOr<std::unique_ptr<Run>> DirectRunner::Start(const ExecMessage& mess
       return ErrnoStatus(error, "start a process in the sandbox");
     }
     children_[pid].ended = ended.get();
-    ++forks_;
   }
-  forked_.notify_all();
   // Nobody waits until it has become its program, which may take for ever: the way to it leads through
   // what programs make, like file systems of their own.
   return std::make_unique<DirectRun>(*this, pid, std::move(ended), std::move(failure_read), start,

@@ -8,7 +8,6 @@
 #include <sys/types.h>
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -39,7 +38,8 @@ struct DirectRunnerOptions {
 
 class DirectRunner : public Runner {
  public:
-  // Starts a thread that lives as long as this process: there is one runner.
+  // Starts a thread that lives as long as this process: there is one runner. Call it before other
+  // threads are started: SIGCHLD must be blocked in all.
   static std::unique_ptr<DirectRunner> Start(DirectRunnerOptions options);
 
   absl::StatusOr<std::unique_ptr<Run>> Start(const ExecMessage& message, Streams streams) override;
@@ -62,8 +62,6 @@ class DirectRunner : public Runner {
 
   const DirectRunnerOptions options_;
   std::mutex mutex_;
-  std::condition_variable forked_;
-  uint64_t forks_ = 0;
   std::map<pid_t, Child> children_;
 };
 

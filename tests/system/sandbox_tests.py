@@ -2,8 +2,10 @@
 """lamina sandbox, and lamina run --backend: sandboxes that outlive the commands that use them."""
 
 import json
+import pathlib
 import signal
 import subprocess
+import time
 
 from harness import check, check_equal, program, test, wait_until
 from run_container_tests import busybox_image
@@ -154,6 +156,29 @@ def _(workspace):
         box.exec("true", status=1)
         sandbox(workspace, "rm", box.id, status=1)
     workspace.check_nothing_left()
+
+
+@test("sandbox.an-idle-one-does-not-wake-up")
+def _(workspace):
+    with Sandbox(workspace, busybox_image(workspace), "--backend=container") as box:
+        # An orphan, which the agent has to reap without having started it.
+        box.exec("sh", "-c", "(sleep 1 &) ; exit 0")
+        agent = int((workspace.state / "sandboxes" / box.id / "pid").read_text())
+
+        def children():
+            return {int(child) for thread in pathlib.Path(f"/proc/{agent}/task").iterdir()
+                    for child in (thread / "children").read_text().split()}
+
+        def wakes():
+            return sum(int(line.split()[1])
+                       for status in pathlib.Path(f"/proc/{agent}/task").glob("*/status")
+                       for line in status.read_text().splitlines()
+                       if line.startswith("voluntary_ctxt_switches"))
+
+        wait_until(lambda: not children(), "the agent has no children")
+        before = wakes()
+        time.sleep(3)
+        check_equal(wakes(), before, "times that the agent's threads woke up")
 
 
 @test("sandbox.calls-see-nothing-of-each-other")
