@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Debian's libraries are not built for ThreadSanitizer, which therefore does not see how they
-// synchronise: RocksDB's and gRPC's threads, what Abseil counts references and makes tables with.
+// synchronise: RocksDB's and gRPC's threads, what Abseil counts references and makes tables with, and
+// how spdlog makes its first logger.
 // Compiled into every test when they are checked for races.
 
 extern "C" const char* __tsan_default_suppressions();
@@ -15,9 +16,12 @@ extern "C" const char* __tsan_default_suppressions() {
          "race:grpc_\n"
          "race:google::protobuf::\n"
          "race:absl::*::base_internal::StrError\n"
-         "race:absl::*::Status::UnrefNonInlined\n"
+         "race:libabsl_\n"
+         "race:absl::*::Status::Unref\n"
          "race:absl::*::synchronization_internal::\n"
-         "race:absl::*::time_internal::cctz::\n";
+         "race:absl::*::time_internal::cctz::\n"
+         "race:libspdlog\n"
+         "race:spdlog::logger\n";
 }
 
 // Some tests fork and go on in the child.

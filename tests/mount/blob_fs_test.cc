@@ -341,7 +341,7 @@ TEST_F(BlobFsTest, StopsOnlyAfterTheReadersThatWaitAreAnswered) {
   a_->set_ready(false);
   std::thread reader([&] { EXPECT_EQ(ReadAt(path(1, 1), 0, 1).value_or(""), "a"); });
   a_->AwaitFetches(1);
-  std::thread stop([&] { fs_.reset(); });
+  std::thread stop([fs = std::move(fs_)]() mutable { fs.reset(); });
   while (FindMount(target()).value()) std::this_thread::yield();
   a_->Answer(1, absl::OkStatus());
   reader.join();
