@@ -24,7 +24,7 @@ for kind in devtmpfs:/dev proc:/proc sysfs:/sys; do
   /bin/busybox mkdir -p ${{kind#*:}}
   /bin/busybox mount -t ${{kind%:*}} none ${{kind#*:}}
 done
-for module in /modules/*; do /bin/busybox insmod $module; done
+for module in /modules/*.ko* /modules/disk/*.ko*; do /bin/busybox insmod $module; done
 /bin/busybox rm -r /modules /init
 /bin/busybox mkdir /image
 /bin/busybox mount -t erofs -o ro /dev/vda /image

@@ -43,6 +43,9 @@ uint64_t NumberParameter(const std::string& key) {
   return error == std::errc() && end == text.data() + text.size() ? value : 0;
 }
 
+// Whether what is written goes to a disk, and not to memory.
+bool HasDisk() { return KernelParameter("lamina.upper") == "disk"; }
+
 absl::Status Mount(const std::string& source, const std::string& target, const char* type,
                    unsigned long flags, const std::string& options = "") {
   if (::mount(source.c_str(), target.c_str(), type, flags, options.c_str()) == 0) {
@@ -87,7 +90,7 @@ absl::Status MountImage() {
   std::string options = "dax=always";
   for (size_t slot = 1; slot < devices.size(); ++slot) options += ",device=" + devices[slot];
   RETURN_IF_ERROR(Mount(devices[0], "/image", "erofs", MS_RDONLY, options));
-  if (KernelParameter("lamina.upper") == "disk") {
+  if (HasDisk()) {
     RETURN_IF_ERROR(Mount("/dev/vda", "/upper", "ext4", MS_NOATIME));
   } else {
     // As much as programs may have: what they write counts as their memory.
@@ -208,6 +211,9 @@ absl::Status ServeOnVsock(unsigned port, Runner& runner) {
 absl::Status SetUpAndServe() {
   RETURN_IF_ERROR(MountKernelFiles());
   RETURN_IF_ERROR(LoadModules("/modules"));
+  // The sets of backends/vm/guest_kernel.h.
+  if (HasDisk()) RETURN_IF_ERROR(LoadModules("/modules/disk"));
+  if (NumberParameter("vsock") > 0) RETURN_IF_ERROR(LoadModules("/modules/vsock"));
   RETURN_IF_ERROR(MountImage());
   RETURN_IF_ERROR(SwitchRoot());
   RETURN_IF_ERROR(PrepareDevices());

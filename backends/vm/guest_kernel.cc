@@ -27,21 +27,21 @@ constexpr uint64_t kMaxProgram = 64 << 20;
 
 struct WantedModule {
   const char* name;
+  const char* set;
   bool needed;
 };
-// The others are for what a machine may also have.
 constexpr WantedModule kWanted[] = {
-    {"virtio_pci", true},
-    {"virtio_console", true},
-    {"virtio_pmem", true},
-    {"nd_pmem", true},
-    {"erofs", true},
-    {"overlay", true},
-    {"ext4", true},
-    {"virtio_blk", true},
-    {"virtio_balloon", true},
-    {"virtio_mmio", false},
-    {"vmw_vsock_virtio_transport", false},
+    {"virtio_pci", "", true},
+    {"virtio_console", "", true},
+    {"virtio_pmem", "", true},
+    {"nd_pmem", "", true},
+    {"erofs", "", true},
+    {"overlay", "", true},
+    {"virtio_balloon", "", true},
+    {"ext4", kDiskModules, true},
+    {"virtio_blk", kDiskModules, true},
+    {"virtio_mmio", kVsockModules, false},
+    {"vmw_vsock_virtio_transport", kVsockModules, false},
 };
 
 // "kernel/drivers/char/virtio_console.ko.xz" gives "virtio_console".
@@ -80,17 +80,27 @@ absl::StatusOr<std::string> Stamp(const std::string& path) {
 }
 
 absl::StatusOr<std::string> MakeInitramfs(const GuestKernel& kernel, const std::string& agent) {
-  ASSIGN_OR_RETURN(const std::vector<std::string> modules, GuestModules(kernel));
+  ASSIGN_OR_RETURN(const std::vector<GuestModule> modules, GuestModules(kernel));
   std::string archive;
   ASSIGN_OR_RETURN(const std::string program, ReadFileToString(agent, kMaxProgram));
   AppendCpioEntry(archive, "init", S_IFREG | 0700, program);
-  AppendCpioEntry(archive, "modules", S_IFDIR | 0700, "");
+  std::set<std::string> directories;
   for (size_t index = 0; index < modules.size(); ++index) {
+    const auto& [file, set] = modules[index];
     ASSIGN_OR_RETURN(const std::string content,
-                     ReadFileToString(kernel.modules + "/" + modules[index], kMaxProgram));
+                     ReadFileToString(kernel.modules + "/" + file, kMaxProgram));
+    std::string directory = "modules";
+    if (directories.insert(directory).second) {
+      AppendCpioEntry(archive, directory, S_IFDIR | 0700, "");
+    }
+    if (!set.empty()) directory += "/" + set;
+    if (directories.insert(directory).second) {
+      AppendCpioEntry(archive, directory, S_IFDIR | 0700, "");
+    }
     // The agent loads them in the order of their names.
-    const std::string name = modules[index].substr(modules[index].rfind('/') + 1);
-    AppendCpioEntry(archive, fmt::format("modules/{:03}-{}", index, name), S_IFREG | 0600, content);
+    const std::string name = file.substr(file.rfind('/') + 1);
+    AppendCpioEntry(archive, fmt::format("{}/{:03}-{}", directory, index, name), S_IFREG | 0600,
+                    content);
   }
   AppendCpioEnd(archive);
   return archive;
@@ -121,7 +131,7 @@ absl::StatusOr<GuestKernel> FindGuestKernel() {
   return kernel;
 }
 
-absl::StatusOr<std::vector<std::string>> GuestModules(const GuestKernel& kernel) {
+absl::StatusOr<std::vector<GuestModule>> GuestModules(const GuestKernel& kernel) {
   // modules.dep(5): "module: what it depends on, directly or not, in the order to take it away".
   ASSIGN_OR_RETURN(const std::string dependencies,
                    ReadFileToString(kernel.modules + "/modules.dep", kMaxModuleList));
@@ -138,8 +148,8 @@ absl::StatusOr<std::vector<std::string>> GuestModules(const GuestKernel& kernel)
   std::set<std::string> built_in;
   for (const std::string& line : Lines(builtin.value_or(""))) built_in.insert(ModuleName(line));
 
-  std::vector<std::string> files;
-  for (const auto& [name, needed] : kWanted) {
+  std::vector<GuestModule> modules;
+  for (const auto& [name, set, needed] : kWanted) {
     const auto found = order.find(name);
     if (found == order.end()) {
       if (!needed || built_in.contains(name)) continue;
@@ -147,10 +157,14 @@ absl::StatusOr<std::vector<std::string>> GuestModules(const GuestKernel& kernel)
           fmt::format("the kernel {} has no {}", kernel.image, name));
     }
     for (const std::string& file : found->second) {
-      if (std::ranges::find(files, file) == files.end()) files.push_back(file);
+      // What is in another optional set may not be loaded.
+      const auto is_there = [&](const GuestModule& other) {
+        return other.file == file && (other.set.empty() || other.set == set);
+      };
+      if (std::ranges::none_of(modules, is_there)) modules.push_back({file, set});
     }
   }
-  return files;
+  return modules;
 }
 
 absl::StatusOr<std::string> GetInitramfs(const GuestKernel& kernel, const std::string& agent,

@@ -23,10 +23,18 @@ struct GuestKernel {
 // kFailedPrecondition, saying what is missing and what to do, if there is none.
 absl::StatusOr<GuestKernel> FindGuestKernel();
 
-// The files of kernel modules that a machine needs, those that others depend on first, as paths below
-// kernel.modules. What is built into the kernel is none. kFailedPrecondition if the kernel cannot do
-// what is needed.
-absl::StatusOr<std::vector<std::string>> GuestModules(const GuestKernel& kernel);
+// Sets of modules that not all machines load: for a disk to write to, and for what is reached by vsock.
+// In the initramfs each is a directory in /modules, which has the others.
+inline constexpr char kDiskModules[] = "disk";
+inline constexpr char kVsockModules[] = "vsock";
+struct GuestModule {
+  std::string file;  // path below GuestKernel::modules
+  std::string set;   // or empty
+  bool operator==(const GuestModule&) const = default;
+};
+// The modules that machines need, those that others depend on first. What is built into the kernel is
+// none. kFailedPrecondition if the kernel cannot do what is needed.
+absl::StatusOr<std::vector<GuestModule>> GuestModules(const GuestKernel& kernel);
 
 // The path of the initramfs for a kernel and an agent; made in `directory`, which is made if missing,
 // unless it is there. Any number of threads and processes may do so at once.

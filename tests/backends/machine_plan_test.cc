@@ -69,10 +69,29 @@ TEST_F(GuestKernelTest, TheNewestIsTaken) {
 
 TEST_F(GuestKernelTest, ModulesComeAfterWhatTheyDependOn) {
   WriteModules(kDependencies);
-  EXPECT_THAT(GuestModules(*FindGuestKernel()).value(),
+  std::vector<std::string> files;
+  const std::vector<GuestModule> modules = GuestModules(*FindGuestKernel()).value();
+  for (const GuestModule& module : modules) {
+    EXPECT_EQ(module.set, "");
+    files.push_back(module.file);
+  }
+  EXPECT_THAT(files,
               ElementsAre("kernel/libnvdimm.ko", "kernel/nd_virtio.ko", "kernel/virtio_pmem.ko.xz",
                           "kernel/nd_btt.ko", "kernel/nd_pmem.ko", "kernel/libcrc32c.ko",
                           "kernel/erofs.ko", "kernel/overlay.ko"));
+}
+
+TEST_F(GuestKernelTest, EachSetHasWhatItDependsOn) {
+  WriteModules(std::string(kDependencies) +
+               "kernel/ext4.ko: kernel/jbd2.ko kernel/libcrc32c.ko kernel/ring.ko\n"
+               "kernel/virtio_mmio.ko: kernel/ring.ko\n");
+  const std::vector<GuestModule> modules = GuestModules(*FindGuestKernel()).value();
+  EXPECT_THAT(std::vector<GuestModule>(modules.begin() + 8, modules.end()),
+              ElementsAre(GuestModule{"kernel/ring.ko", kDiskModules},
+                          GuestModule{"kernel/jbd2.ko", kDiskModules},
+                          GuestModule{"kernel/ext4.ko", kDiskModules},
+                          GuestModule{"kernel/ring.ko", kVsockModules},
+                          GuestModule{"kernel/virtio_mmio.ko", kVsockModules}));
 }
 
 TEST_F(GuestKernelTest, AnInitramfsIsMadeOnceForAnAgentAndAKernel) {
