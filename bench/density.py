@@ -43,6 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hold", type=int, metavar="SECONDS",
                         help="how long machines are looked at when their work is done [90, with --quick 60]")
     parser.add_argument("--samples", type=int, help="of each [3, with --quick 1]")
+    parser.add_argument("--only", choices=["machines", "containers"], help="one kind [both]")
 
 
 def measure(node: Node, inputs: Inputs, arguments: argparse.Namespace, here: dict) -> None:
@@ -54,7 +55,7 @@ def measure(node: Node, inputs: Inputs, arguments: argparse.Namespace, here: dic
     runs: list[dict] = []
     try:
         for _ in range(arguments.samples or (1 if quick else 3)):
-            for run in bench.shuffled():
+            for run in bench.shuffled(arguments.only):
                 runs.append(run())
     finally:  # also of what was measured before it was stopped
         if runs:
@@ -87,15 +88,16 @@ class DensityBench:
             initramfs.write_bytes(pathlib.Path(self._command[at]).read_bytes())
             self._command[at] = str(initramfs)
 
-    def shuffled(self) -> list[Callable[[], dict]]:
+    def shuffled(self, only: str | None) -> list[Callable[[], dict]]:
         runs = []
         for images in (ONE, SHARED):
-            for reclaim in (False, True):
+            for reclaim in (False, True) if only != "containers" else ():
                 runs += [lambda images=images, reclaim=reclaim: self._disk_machines(images, reclaim),
                          lambda images=images, reclaim=reclaim: self._dax_machines(images, reclaim)]
-            runs += [lambda images=images: self._containers(images),
-                     lambda images=images: self._crun(images, copy=True),
-                     lambda images=images: self._crun(images, copy=False)]
+            if only != "machines":
+                runs += [lambda images=images: self._containers(images),
+                         lambda images=images: self._crun(images, copy=True),
+                         lambda images=images: self._crun(images, copy=False)]
         return random.sample(runs, len(runs))
 
     def _each(self, images: str, of: list) -> list:
