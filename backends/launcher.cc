@@ -13,8 +13,8 @@
 #include "backends/agent_sandbox.h"
 #include "backends/oci_bundle.h"
 #include "chunkstore/base/remove_tree.h"
+#include "fs/engine/messages.h"
 #include "fs/engine/socket.h"
-#include "fs/image/image.h"
 
 namespace lamina::backends {
 namespace {
@@ -179,17 +179,7 @@ absl::StatusOr<std::unique_ptr<Sandbox>> Launcher::Create(const Backend& backend
   RETURN_IF_ERROR(backend.Available(), "backend {}", backend.name());
   Record record;
   RETURN_IF_ERROR(Fill(record, backend, options));
-  ASSIGN_OR_RETURN(const fs::Image image, fs::OpenImage(record.image, oci::Platform::Host(),
-                                                        {.settings = options.registry}));
   const Capabilities can = backend.capabilities();
-  if (!options.snapshot.empty() && can.memory_snapshot &&
-      record.manifest_digest != image.manifest_digest.ToString()) {
-    return absl::FailedPreconditionError(
-        fmt::format("{} is another image than the snapshot's, which was {}", record.image,
-                    record.manifest_digest));
-  }
-  record.manifest_digest = image.manifest_digest.ToString();
-
   ASSIGN_OR_RETURN(const NewDirectory made, MakeSandboxDirectory(SandboxesDirectory(options_)));
   record.id = made.id;
   record.cgroup = "lamina/" + record.id;
@@ -207,20 +197,29 @@ absl::StatusOr<std::unique_ptr<Sandbox>> Launcher::Create(const Backend& backend
                                         stateless ? 0 : record.limits.disk_bytes));
   }
 
+  if (!options.snapshot.empty() && can.memory_snapshot &&
+      record.manifest_digest != mount.manifest_digest) {
+    return absl::FailedPreconditionError(
+        fmt::format("{} is another image than the snapshot's, which was {}", record.image,
+                    record.manifest_digest));
+  }
+  record.manifest_digest = mount.manifest_digest;
+  ASSIGN_OR_RETURN(const oci::ImageConfig config, fs::ConfigOf(mount));
+
   const std::string rootfs = directory + "/rootfs";
   if (options.snapshot.empty() || !options.user.empty()) {
     ASSIGN_OR_RETURN(record.user,
-                     ResolveUser(rootfs, options.user.empty() ? image.config.user : options.user));
+                     ResolveUser(rootfs, options.user.empty() ? config.user : options.user));
   }
   std::vector<std::string> added = record.environment;
   added.insert(added.end(), options.environment.begin(), options.environment.end());
-  ASSIGN_OR_RETURN(record.environment, WithVariables(image.config.environment, added));
+  ASSIGN_OR_RETURN(record.environment, WithVariables(config.environment, added));
   if (!options.working_directory.empty()) {
     record.working_directory = options.working_directory;
   } else if (stateless) {
     record.working_directory = "/tmp";
-  } else if (options.snapshot.empty() && !image.config.working_directory.empty()) {
-    record.working_directory = image.config.working_directory;
+  } else if (options.snapshot.empty() && !config.working_directory.empty()) {
+    record.working_directory = config.working_directory;
   }
 
   ASSIGN_OR_RETURN(UniqueFd listener, fs::ListenUnix(directory, kAgentSocket));

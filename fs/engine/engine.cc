@@ -214,7 +214,11 @@ absl::StatusOr<MountDescription> EngineImpl::MountLocked(const MountRequest& req
                                                          MountState mount) {
   if (const auto there = mounts_.find(request.target); there != mounts_.end()) {
     const MountRecord& record = there->second.record;
-    if (!request.token.empty() && request.token == record.token) return record.description;
+    if (!request.token.empty() && request.token == record.token) {
+      MountDescription description = record.description;
+      if (mount.image.has_value()) description.config = mount.image->config_json;
+      return description;
+    }
     return absl::AlreadyExistsError(
         fmt::format("mount {}: {} has a mount already", request.image, request.target));
   }
@@ -243,8 +247,9 @@ absl::StatusOr<MountDescription> EngineImpl::MountLocked(const MountRequest& req
     Detach(std::move(mount));
     return Annotate(std::move(status), fmt::format("mount {}", request.image));
   }
-  const MountDescription description = mount.record.description;
+  MountDescription description = mount.record.description;
   EnsurePrefetch(mount);
+  if (mount.image.has_value()) description.config = std::move(mount.image->config_json);
   mount.image.reset();
   for (const auto& blob : mount.served->blobs) blob->ShareChunks();
   mounts_.emplace(request.target, std::move(mount));

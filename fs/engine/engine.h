@@ -125,6 +125,9 @@ struct MountDescription {
   std::string upper;
   std::vector<std::string> lower_uppers;
   std::string reason;  // why this transport
+  // The image's configuration (OCI, JSON), as it was when it was mounted, so that nobody has to open the
+  // image for it. In what Engine::Mount() gives only: it is not kept.
+  std::string config;
   // With Transport::kErofs, for machines that mount the image themselves: the files of its merged
   // metadata and of its layers in the order of the device slots, each a multiple of 2 MiB. They are
   // there as long as the mount is, and all who map a layer's file share its pages.

@@ -268,6 +268,16 @@ absl::StatusOr<ForkRequest> ParseForkRequest(const json& object) {
   return request;
 }
 
+absl::StatusOr<oci::ImageConfig> ConfigOf(const MountDescription& mount) {
+  if (mount.config.empty()) {
+    return absl::FailedPreconditionError(
+        fmt::format("the engine that mounted {} is of an older version: restart it", mount.image));
+  }
+  ASSIGN_OR_RETURN(oci::ImageConfig config, oci::ImageConfig::Parse(mount.config),
+                   "{}: configuration", mount.image);
+  return config;
+}
+
 absl::StatusOr<MountDescription> ParseMountDescription(const json& object) {
   MountDescription mount;
   ASSIGN_OR_RETURN(mount.id, StringField(object, "id"));
@@ -296,6 +306,7 @@ absl::StatusOr<MountDescription> ParseMountDescription(const json& object) {
   ASSIGN_OR_RETURN(mount.writable, BoolField(object, "writable"));
   ASSIGN_OR_RETURN(mount.reason, StringField(object, "reason"));
   ASSIGN_OR_RETURN(mount.devices, fields.OptionalStrings("devices"));
+  ASSIGN_OR_RETURN(mount.config, fields.OptionalString("config"));
   return mount;
 }
 

@@ -26,6 +26,9 @@ nlohmann::json ToJson(const MountRequest& request);
 nlohmann::json ToJson(const ForkRequest& request);
 nlohmann::json ToJson(const MountDescription& mount);
 nlohmann::json ToJson(const MountReport& report);
+// MountDescription::config of what Engine::Mount() gave, parsed. kFailedPrecondition if it was an engine
+// of a version that does not give it.
+absl::StatusOr<oci::ImageConfig> ConfigOf(const MountDescription& mount);
 nlohmann::json ToJson(const CacheReport& report);
 nlohmann::json ToJson(const CacheCleanup& cleanup);
 

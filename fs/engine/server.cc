@@ -74,7 +74,9 @@ absl::StatusOr<json> Execute(Engine& engine, const ServerOptions& options, const
   if (op == "mount") {
     ASSIGN_OR_RETURN(const MountRequest mount, ParseMountRequest(request));
     ASSIGN_OR_RETURN(const MountDescription description, engine.Mount(mount));
-    return ToJson(description);
+    json reply = ToJson(description);
+    reply["config"] = description.config;
+    return reply;
   }
   if (op == "fork") {
     ASSIGN_OR_RETURN(const ForkRequest fork, ParseForkRequest(request));

@@ -178,6 +178,23 @@ TEST_F(BlobFsTest, MachinesOfAllMountsMapOneFileOfABlob) {
   EXPECT_EQ(::access(shared.c_str(), F_OK), -1);
 }
 
+TEST_F(BlobFsTest, AnImageMayHaveABlobTwice) {
+  const std::string shared = BlobFs::SharedPath(fs_->mountpoint(), a_->descriptor());
+  ASSERT_TRUE(fs_->Add({1, {a_, b_, a_}, stats_}).ok());
+  ASSERT_TRUE(fs_->Add({2, {a_, a_}, std::make_shared<ReadStats>()}).ok());
+  EXPECT_EQ(Names("/blobs").size(), 2);
+  EXPECT_EQ(ReadAt(path(1, 3), 0, 4096).value(), std::string(4096, 'a'));
+  fs_->Remove(1);
+  EXPECT_TRUE(UnusedSoon(1));
+  UniqueFd fd(::open(shared.c_str(), O_RDONLY | O_CLOEXEC));
+  ASSERT_TRUE(fd.valid());
+  fs_->Remove(2);
+  EXPECT_TRUE(fs_->InUse(2));
+  fd.Reset();
+  EXPECT_TRUE(UnusedSoon(2));
+  EXPECT_EQ(::access(shared.c_str(), F_OK), -1);
+}
+
 TEST_F(BlobFsTest, OtherNamesAreNotThere) {
   ASSERT_TRUE(fs_->Add({1, {a_}, stats_}).ok());
   for (const char* name :

@@ -32,7 +32,8 @@ absl::StatusOr<int> Mount(MountOptions& options) {
   }
   ASSIGN_OR_RETURN(std::vector<std::string> engine, EngineArguments(options.cache));
   fs::Client client(options.state, ProgramPath(), std::move(engine));
-  ASSIGN_OR_RETURN(const json mount, client.Mount(request));
+  ASSIGN_OR_RETURN(json mount, client.Mount(request));
+  mount.erase("config");
   if (options.json) {
     PrintJson(mount);
   } else {

@@ -10,7 +10,7 @@
 #include "chunkstore/base/file.h"
 #include "chunkstore/base/signals.h"
 #include "fs/engine/client.h"
-#include "fs/image/image.h"
+#include "fs/engine/messages.h"
 #include "tools/lamina/bundle.h"
 #include "tools/lamina/commands.h"
 #include "tools/lamina/output.h"
@@ -34,17 +34,23 @@ struct Options {
 class MountedRootfs {
  public:
   static absl::StatusOr<MountedRootfs> Mount(fs::Client& client, fs::MountRequest request) {
-    const std::string target = request.target;
-    RETURN_IF_ERROR(client.Mount(request).status());
-    return MountedRootfs(client, target);
+    ASSIGN_OR_RETURN(const json reply, client.Mount(request));
+    MountedRootfs mounted(client, request.target);
+    ASSIGN_OR_RETURN(const fs::MountDescription mount, fs::ParseMountDescription(reply));
+    ASSIGN_OR_RETURN(mounted.config_, fs::ConfigOf(mount));
+    return mounted;
   }
   MountedRootfs(MountedRootfs&& other) noexcept
-      : client_(other.client_), target_(std::exchange(other.target_, std::string())) {}
+      : client_(other.client_),
+        target_(std::exchange(other.target_, std::string())),
+        config_(std::move(other.config_)) {}
   ~MountedRootfs() {
     if (absl::Status status = Unmount(); !status.ok()) {
       PrintError(std::string(status.message()));
     }
   }
+
+  const oci::ImageConfig& config() const { return config_; }
 
   absl::Status Unmount() {
     const std::string target = std::exchange(target_, std::string());
@@ -57,6 +63,7 @@ class MountedRootfs {
 
   fs::Client& client_;
   std::string target_;
+  oci::ImageConfig config_;
 };
 
 double MillisecondsSince(steady_clock::time_point start) {
@@ -72,9 +79,6 @@ absl::StatusOr<int> RunContainer(ContainerOptions options) {
     return absl::FailedPreconditionError("run needs root: it mounts, and starts a container");
   }
   ASSIGN_OR_RETURN(const registry::Settings registry, ToSettings(options.registry));
-  ASSIGN_OR_RETURN(const fs::Image image,
-                   fs::OpenImage(reference, oci::Platform::Host(), {.settings = registry}),
-                   "run {}", options.image);
   if (!options.writable_dir.empty()) {
     ASSIGN_OR_RETURN(options.writable_dir, ExistingDirectory(options.writable_dir),
                      "--writable-dir");
@@ -103,7 +107,7 @@ absl::StatusOr<int> RunContainer(ContainerOptions options) {
   const bool terminal = ::isatty(STDIN_FILENO) != 0 && ::isatty(STDOUT_FILENO) != 0;
   ASSIGN_OR_RETURN(const std::string config,
                    backends::BundleConfig({.rootfs = rootfs,
-                                           .config = image.config,
+                                           .config = mounted.config(),
                                            .command = options.command,
                                            .terminal = terminal}),
                    "run {}", options.image);
