@@ -185,10 +185,10 @@ bool EngineImpl::TryForget(MountState& mount) {
 
 void EngineImpl::Detach(MountState mount) {
   if (mount.recording) mount.served->stats->touches.Stop().IgnoreError();
-  // The kernel closes the files of an unmounted EROFS by requests of ours that it does not wait for.
+  // The kernel closes the files of an unmounted EROFS by requests of ours that it does not wait for, and
+  // mount namespaces that are being made have what is mounted for a moment.
   for (int attempt = 0; attempt < kCloseAttempts; ++attempt) {
     if (TryForget(mount)) return SweepDetached();
-    if (mount.watch.has_value() && !watches_.Ended(*mount.watch)) break;
     std::this_thread::sleep_for(kClosePause);
   }
   mount.record.phase = MountRecord::Phase::kDetached;
