@@ -154,7 +154,10 @@ def _(workspace):
     need_root()
     image = workspace.converted(small_image(FILES))
     generator = random.Random(2)
-    with Daemon(workspace) as daemon:
+    # As above: in a long run no worker lives long enough to count as up.
+    config = workspace.path("config.toml")
+    config.write_text("[take-over]\ngive-up-seconds = 3600\n", encoding="utf-8")
+    with Daemon(workspace, f"--config={config}") as daemon:
         for cycle in range(repetitions(10)):
             mode = MODES[cycle % len(MODES)]
             directory = workspace.new_directory("mnt")
