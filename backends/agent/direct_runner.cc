@@ -147,6 +147,13 @@ absl::StatusOr<EndedMessage> DirectRun::Result() {
   return ended;
 }
 
+sigset_t SignalOfADeath() {
+  sigset_t death;
+  ::sigemptyset(&death);
+  ::sigaddset(&death, SIGCHLD);
+  return death;
+}
+
 // What follows: between fork and exec.
 
 // From the bounding set, so that they do not come back with an exec by root.
@@ -185,18 +192,14 @@ std::unique_ptr<DirectRunner> DirectRunner::Start(DirectRunnerOptions options) {
   std::unique_ptr<DirectRunner> runner(new DirectRunner(std::move(options)));
   // Kept for the reaper, whatever whoever started this process made of it.
   ::signal(SIGCHLD, SIG_DFL);
-  sigset_t death;
-  ::sigemptyset(&death);
-  ::sigaddset(&death, SIGCHLD);
+  const sigset_t death = SignalOfADeath();
   ::pthread_sigmask(SIG_BLOCK, &death, nullptr);
   std::thread([reaper = runner.get()] { reaper->Reap(); }).detach();
   return runner;
 }
 
 void DirectRunner::Reap() {
-  sigset_t death;
-  ::sigemptyset(&death);
-  ::sigaddset(&death, SIGCHLD);
+  const sigset_t death = SignalOfADeath();
   while (true) {
     siginfo_t info{};
     // The process stays a zombie, and its number taken, until it is known whose it was.

@@ -84,16 +84,13 @@ absl::StatusOr<std::string> MakeInitramfs(const GuestKernel& kernel, const std::
   std::string archive;
   ASSIGN_OR_RETURN(const std::string program, ReadFileToString(agent, kMaxProgram));
   AppendCpioEntry(archive, "init", S_IFREG | 0700, program);
-  std::set<std::string> directories;
+  AppendCpioEntry(archive, "modules", S_IFDIR | 0700, "");
+  std::set<std::string> directories{"modules"};
   for (size_t index = 0; index < modules.size(); ++index) {
     const auto& [file, set] = modules[index];
     ASSIGN_OR_RETURN(const std::string content,
                      ReadFileToString(kernel.modules + "/" + file, kMaxProgram));
-    std::string directory = "modules";
-    if (directories.insert(directory).second) {
-      AppendCpioEntry(archive, directory, S_IFDIR | 0700, "");
-    }
-    if (!set.empty()) directory += "/" + set;
+    const std::string directory = set.empty() ? "modules" : "modules/" + set;
     if (directories.insert(directory).second) {
       AppendCpioEntry(archive, directory, S_IFDIR | 0700, "");
     }

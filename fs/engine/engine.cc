@@ -12,7 +12,6 @@
 #include <filesystem>
 #include <set>
 #include <system_error>
-#include <thread>
 #include <utility>
 
 #include "chunkstore/base/remove_tree.h"
@@ -26,7 +25,6 @@
 namespace lamina::fs {
 namespace {
 
-using chunkstore::Blob;
 using chunkstore::ReadStats;
 
 // overlayfs' work directory beside upper/, in a directory that is the user's: by a name that nobody
@@ -452,7 +450,6 @@ absl::Status EngineImpl::UnmountParts(const MountRecord& record, bool detach) {
 
 absl::Status EngineImpl::UnmountParts(const MountRecord& record, bool detach,
                                       std::span<const MountInfo> mounted) {
-  const MountPaths paths(state_, record.description.id, record.writable_dir);
   const std::string& target = record.description.target;
   const std::optional<MountInfo> info = FindMountIn(mounted, target);
   if (info.has_value() && IsOurs(*info, record)) {
@@ -461,8 +458,14 @@ absl::Status EngineImpl::UnmountParts(const MountRecord& record, bool detach,
     return absl::FailedPreconditionError(
         fmt::format("{} ({}) is mounted over it: unmount that first", info->source, info->type));
   }
+  return UnmountLower(record);
+}
+
+// The tree below an overlay; with EROFS only mounts of older versions have one. Nobody but us uses it,
+// so there is nothing to wait for.
+absl::Status EngineImpl::UnmountLower(const MountRecord& record) {
   if (!record.description.writable) return absl::OkStatus();
-  // The tree below an overlay. Nobody but us uses it, so there is nothing to wait for.
+  const MountPaths paths(state_, record.description.id, record.writable_dir);
   absl::Status status = mounter_->Unmount(paths.lower, /*detach=*/true);
   return absl::IsNotFound(status) ? absl::OkStatus() : status;
 }
@@ -590,9 +593,8 @@ void EngineImpl::ForgetGone() {
     MountState mount = std::move(it->second);
     it = mounts_.erase(it);
     spdlog::info("{} was unmounted from {}", mount.record.description.image, mount.target());
-    if (mount.record.description.writable && !mount.is_erofs()) {
-      const MountPaths paths(state_, mount.id(), "");
-      mounter_->Unmount(paths.lower, /*detach=*/true).IgnoreError();  // may be gone as well
+    if (const absl::Status status = UnmountLower(mount.record); !status.ok()) {
+      spdlog::error("{}", std::string(status.message()));
     }
     Detach(std::move(mount));
   }
@@ -606,8 +608,10 @@ bool EngineImpl::Idle() {
 
 namespace {
 
-Prefetcher::Work PrefetchWork(const ServedImage& served) {
-  const PrefetchOptions& options = served.prefetch_options;
+// What is to be fetched for it from now on; what was fetched before stays counted.
+Prefetcher::Work PrefetchWork(ServedImage& served, const PrefetchOptions& options) {
+  served.prefetch_options = options;
+  if (served.prefetch_stats == nullptr) served.prefetch_stats = std::make_shared<ReadStats>();
   return {.blobs = served.blobs,
           .rest = options.fill ? Prefetcher::Work::Rest::kWhenIdle : Prefetcher::Work::Rest::kLeave,
           .bytes_per_second = options.bytes_per_second,
@@ -619,11 +623,9 @@ Prefetcher::Work PrefetchWork(const ServedImage& served) {
 
 std::shared_ptr<StartPlan> EngineImpl::StartPrefetch(Image image, const PrefetchOptions& options,
                                                      ServedImage& served) {
-  served.prefetch_options = options;
-  if (served.prefetch_stats == nullptr) served.prefetch_stats = std::make_shared<ReadStats>();
   auto plan = std::make_shared<StartPlan>(std::move(image));
   served.prefetch = prefetcher_.Start(
-      PrefetchWork(served),
+      PrefetchWork(served, options),
       [plan](const std::stop_token& stop, Prefetcher::Work& work) { plan->Make(stop, work); });
   return plan;
 }
@@ -637,11 +639,9 @@ void EngineImpl::EnsurePrefetch(const MountState& mount) {
   served.prefetch = nullptr;  // one at a time watches the readers
   if (!has.enabled && mount.image.has_value()) {
     StartPrefetch(*mount.image, wanted, served)->Attached(served.blobs, served.metadata);
-    return;
+  } else {
+    served.prefetch = prefetcher_.Start(PrefetchWork(served, wanted));
   }
-  served.prefetch_options = wanted;
-  if (served.prefetch_stats == nullptr) served.prefetch_stats = std::make_shared<ReadStats>();
-  served.prefetch = prefetcher_.Start(PrefetchWork(served));
 }
 
 absl::Status EngineImpl::StartRecording(const std::string& target) {

@@ -77,8 +77,7 @@ struct MountRequest {
   // another one would mount where the client cannot see it.
   std::string mount_namespace;
   PrefetchOptions prefetch;
-  bool record =
-      false;  // a profile, from the first read on, of this mount: it shares no other's pages
+  bool record = false;  // a profile, from the first read on; such a mount shares no other's pages
 };
 
 // A layer, and the image that it is read from.
@@ -237,8 +236,8 @@ class Engine {
   // One for each image that has a mount. What they count never goes back while they are there.
   virtual std::vector<ImageReport> ReportImages() = 0;
   // Records which frames the readers of a mount, and of those that share its image, touch first.
-  // kNotFound if no image is mounted at
-  // `target`, kFailedPrecondition if a recording runs, or for Stop none.
+  // kNotFound if no image is mounted at `target`, kFailedPrecondition if a recording runs, or for Stop
+  // none of this mount.
   virtual absl::Status StartRecording(const std::string& target) = 0;
   virtual absl::StatusOr<Profile> StopRecording(const std::string& target) = 0;
 

@@ -209,6 +209,7 @@ class EngineImpl : public Engine {
   // With what ReadMountInfo() said just before.
   absl::Status UnmountParts(const MountRecord& record, bool detach,
                             std::span<const MountInfo> mounted);
+  absl::Status UnmountLower(const MountRecord& record);
   bool IsOurs(const MountInfo& info, const MountRecord& record) const;
   void Forget(const MountRecord& record);
   void ForgetGone();
@@ -230,6 +231,9 @@ class EngineImpl : public Engine {
   void SweepDetached();
   // False if someone still uses it.
   bool TryForget(MountState& mount);
+  // Whether one of the other mounts, detached ones among them, is like that.
+  template <typename Predicate>
+  bool AnyOther(const MountState& mount, const Predicate& matches) const;
   bool HasOtherMounts(const MountState& mount);
   bool OverlayInUse(const MountState& mount);
   bool ServedInUse(ServedImage& served);

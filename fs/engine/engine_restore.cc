@@ -432,6 +432,7 @@ void EngineImpl::Adopt(MountState mount) {
     const std::string target = mount.target();
     mounts_.emplace(target, std::move(mount));
   } else {
+    mount.record.phase = MountRecord::Phase::kDetached;
     detached_.push_back(std::move(mount));
   }
 }

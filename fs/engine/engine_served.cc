@@ -107,29 +107,28 @@ void EngineImpl::WatchOverlay(MountState& mount, dev_t device) {
   }
 }
 
-bool EngineImpl::HasOtherMounts(const MountState& mount) {
-  const auto is_other = [&mount](const MountState& other) {
-    return &other != &mount && other.served == mount.served;
-  };
-  return std::ranges::any_of(mounts_, [&](const auto& entry) { return is_other(entry.second); }) ||
-         std::ranges::any_of(detached_, is_other);
+template <typename Predicate>
+bool EngineImpl::AnyOther(const MountState& mount, const Predicate& matches) const {
+  const auto is_one = [&](const MountState& other) { return &other != &mount && matches(other); };
+  return std::ranges::any_of(mounts_, [&](const auto& entry) { return is_one(entry.second); }) ||
+         std::ranges::any_of(detached_, is_one);
 }
 
-// One that is not watched counts as in use until nobody else has the image, others that are not watched
-// left aside, and the kernel has no file of it open.
+bool EngineImpl::HasOtherMounts(const MountState& mount) {
+  return AnyOther(mount, [&](const MountState& other) { return other.served == mount.served; });
+}
+
+// One that is not watched counts as in use until nobody else has the image, detached ones that are not
+// watched left aside, and the kernel has no file of it open.
 bool EngineImpl::OverlayInUse(const MountState& mount) {
   if (!mount.has_overlay) return false;
   if (mount.watch.has_value()) return !watches_.Ended(*mount.watch);
-  const auto shares = [&mount](const MountState& other) {
-    return &other != &mount && other.served == mount.served;
-  };
-  const auto is_known_to_share = [&](const MountState& other) {
-    return shares(other) && (!other.has_overlay || other.watch.has_value());
-  };
-  if (std::ranges::any_of(mounts_, [&](const auto& entry) { return shares(entry.second); }) ||
-      std::ranges::any_of(detached_, is_known_to_share)) {
-    return true;
-  }
+  const bool has_known_others = AnyOther(mount, [&](const MountState& other) {
+    const bool is_known = other.record.phase == MountRecord::Phase::kMounted ||
+                          !other.has_overlay || other.watch.has_value();
+    return other.served == mount.served && is_known;
+  });
+  if (has_known_others) return true;
   Release(*mount.served);
   return ServedInUse(*mount.served);
 }
@@ -216,12 +215,8 @@ void EngineImpl::SweepDetached() {
 
 void EngineImpl::KeepStats(const MountState& mount) {
   const std::string& image = mount.record.description.image;
-  const auto has_image = [&](const MountState& other) {
-    return &other != &mount && other.record.description.image == image;
-  };
-  const bool has_others =
-      std::ranges::any_of(detached_, has_image) ||
-      std::ranges::any_of(mounts_, [&](const auto& entry) { return has_image(entry.second); });
+  const bool has_others = AnyOther(
+      mount, [&](const MountState& other) { return other.record.description.image == image; });
   if (!has_others) {
     past_stats_.erase(image);
     return;

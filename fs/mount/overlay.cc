@@ -54,6 +54,12 @@ absl::Status CopyDirectoryAttributes(const std::string& from, const std::string&
   return absl::OkStatus();
 }
 
+static absl::StatusOr<std::vector<std::string>> OptionsOf(const OverlayDirectories& directories) {
+  ASSIGN_OR_RETURN(std::vector<std::string> options, OverlayOptions());
+  if (directories.is_volatile) options.emplace_back("volatile");
+  return options;
+}
+
 absl::Status MountOverlayByLayer(const OverlayDirectories& directories, const std::string& target) {
   ASSIGN_OR_RETURN(FsContext context, FsContext::Open("overlay"));
   RETURN_IF_ERROR(context.SetString("source", "lamina"));
@@ -65,8 +71,7 @@ absl::Status MountOverlayByLayer(const OverlayDirectories& directories, const st
   }
   RETURN_IF_ERROR(context.SetPath("upperdir", directories.upper));
   RETURN_IF_ERROR(context.SetPath("workdir", directories.work));
-  ASSIGN_OR_RETURN(std::vector<std::string> options, OverlayOptions());
-  if (directories.is_volatile) options.emplace_back("volatile");
+  ASSIGN_OR_RETURN(const std::vector<std::string> options, OptionsOf(directories));
   for (const std::string& option : options) {
     const size_t equals = option.find('=');
     RETURN_IF_ERROR(equals == option.npos
@@ -95,8 +100,7 @@ absl::Status MountOverlayByString(const OverlayDirectories& directories,
   ASSIGN_OR_RETURN(const std::string upper, path_of(directories.upper));
   ASSIGN_OR_RETURN(const std::string work, path_of(directories.work));
   data += fmt::format(",upperdir={},workdir={}", upper, work);
-  ASSIGN_OR_RETURN(std::vector<std::string> options, OverlayOptions());
-  if (directories.is_volatile) options.emplace_back("volatile");
+  ASSIGN_OR_RETURN(const std::vector<std::string> options, OptionsOf(directories));
   for (const std::string& option : options) data += "," + option;
   if (data.size() >= static_cast<size_t>(::sysconf(_SC_PAGESIZE))) {
     return absl::UnimplementedError(
