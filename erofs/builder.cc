@@ -27,6 +27,8 @@ static_assert(kDeviceTableOffset % sizeof(DeviceSlot) == 0);
 // files are padded.
 constexpr uint64_t kDevicePadding = (2u << 20) / kBlockSize;
 
+// Of the chunk indexes of all files of an image.
+constexpr uint64_t kMaxIndexBytes = 512 << 20;
 constexpr uint32_t kNotPlanned = 0xFFFFFFFF;
 
 // What is known of an inode before it is written.
@@ -121,6 +123,7 @@ class Builder {
   Timestamp build_time_;
   InodePlacer placer_;
   uint64_t data_blocks_ = 0;
+  uint64_t index_bytes_ = 0;
 
   // First blocks of the areas.
   uint32_t xattr_block_ = 0;
@@ -173,6 +176,12 @@ absl::Status Builder::PlanInode(InodeIndex index) {
   ASSIGN_OR_RETURN(planned.xattrs, xattrs_.Add(inode.xattrs));
   if (inode.is_regular() && inode.size > 0) {
     ASSIGN_OR_RETURN(planned.chunks, PlanChunks(inode, options_.devices));
+    // Files that are all hole but for a byte take next to nothing where they come from.
+    index_bytes_ += planned.chunks.entries * sizeof(ChunkIndex);
+    if (index_bytes_ > kMaxIndexBytes) {
+      return absl::ResourceExhaustedError(fmt::format(
+          "large files with holes take more than {} bytes of chunk indexes", kMaxIndexBytes));
+    }
   }
   ++mtime_uses_[{inode.mtime.seconds, inode.mtime.nanoseconds}];
   plan_of_inode_[index] = static_cast<uint32_t>(inodes_.size());

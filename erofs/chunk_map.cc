@@ -11,8 +11,6 @@
 namespace lamina::erofs {
 namespace {
 
-constexpr uint64_t kMaxEntries = 1u << 24;
-
 uint64_t BlocksOf(uint64_t bytes) { return bytes / kBlockSize + (bytes % kBlockSize != 0); }
 
 absl::Status CheckExtent(const Extent& extent, uint64_t previous_end, uint64_t size,
@@ -78,11 +76,12 @@ absl::StatusOr<ChunkPlan> PlanChunks(const Inode& file, std::span<const Device> 
     previous_end = extent.offset + extent.length;
   }
   const ChunkPlan plan = ShapeOfChunks(file);
-  if (plan.entries > kMaxEntries) {
-    return absl::InvalidArgumentError(fmt::format(
-        "{} extents in {} bytes are too scattered: {} index entries of {} KiB chunks "
-        "(at most {})",
-        file.extents.size(), file.size, plan.entries, uint64_t{4} << plan.block_bits, kMaxEntries));
+  if (plan.entries > kMaxChunkEntries) {
+    return absl::InvalidArgumentError(
+        fmt::format("{} extents in {} bytes are too scattered: {} index entries of {} KiB chunks "
+                    "(at most {})",
+                    file.extents.size(), file.size, plan.entries, uint64_t{4} << plan.block_bits,
+                    kMaxChunkEntries));
   }
   return plan;
 }

@@ -13,6 +13,9 @@
 
 namespace lamina::erofs {
 
+// Entries of one file's chunk index, at most: more is absurd, and takes 128 MiB.
+inline constexpr uint64_t kMaxChunkEntries = uint64_t{1} << 24;
+
 struct ChunkPlan {
   uint8_t block_bits = 0;  // log2 of the blocks of a chunk
   uint64_t entries = 0;
@@ -23,7 +26,7 @@ struct ChunkPlan {
 ChunkPlan ShapeOfChunks(const Inode& file);
 
 // The same, checked. Fails with kInvalidArgument if the extents are not as
-// Extent demands or leave their device, or if the index would be absurdly long (2^24 entries).
+// Extent demands or leave their device, or if the index would have more than kMaxChunkEntries.
 // The file must not be empty.
 absl::StatusOr<ChunkPlan> PlanChunks(const Inode& file, std::span<const Device> devices);
 

@@ -19,6 +19,7 @@
 #include "erofs/file_content.h"
 #include "erofs/import.h"
 #include "erofs/import_xattrs.h"
+#include "erofs/tree_memory.h"
 
 namespace lamina::erofs {
 namespace {
@@ -218,6 +219,7 @@ class DirectoryImporter {
   StoredFiles* const stored_;
   std::vector<std::byte> buffer_;
   Tree tree_;
+  uint64_t memory_ = 0;  // see tree_memory.h
   // Only the innermost directory is open, so that depth costs no descriptors; the way back is "..".
   std::vector<Level> levels_;
   UniqueFd current_;
@@ -257,12 +259,18 @@ absl::Status DirectoryImporter::Visit(const std::string& name) {
   Inode inode = MakeInode(stat);
   // What is mounted here is not part of the tree; the mount point itself, a directory or a file,
   // stays as an empty one.
-  if (stat.stx_mnt_id != mount_) return tree_.Create(parent, name, std::move(inode)).status();
+  if (stat.stx_mnt_id != mount_) {
+    RETURN_IF_ERROR(ChargeTree(memory_, EntryMemory(inode, name)));
+    return tree_.Create(parent, name, std::move(inode)).status();
+  }
 
   const bool may_be_linked = stat.stx_nlink > 1 && !inode.is_directory();
   if (may_be_linked) {
     auto known = hard_links_.find(IdOf(stat));
-    if (known != hard_links_.end()) return tree_.Link(parent, name, known->second);
+    if (known != hard_links_.end()) {
+      RETURN_IF_ERROR(ChargeTree(memory_, kEntryMemory + name.size()));
+      return tree_.Link(parent, name, known->second);
+    }
   }
   RETURN_IF_ERROR(SetAttributes(fd.get(), inode));
   if (inode.is_symlink()) {
@@ -270,6 +278,7 @@ absl::Status DirectoryImporter::Visit(const std::string& name) {
   } else if (inode.is_regular()) {
     RETURN_IF_ERROR(SetContent(fd.get(), stat, inode));
   }
+  RETURN_IF_ERROR(ChargeTree(memory_, EntryMemory(inode, name) + XattrMemory(inode)));
   const bool is_directory = inode.is_directory();
   ASSIGN_OR_RETURN(const InodeIndex index, tree_.Create(parent, name, std::move(inode)));
   if (may_be_linked) hard_links_.emplace(IdOf(stat), index);

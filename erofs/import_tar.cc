@@ -94,7 +94,6 @@ class TarImporter {
 
   void Remove(InodeIndex parent, std::string_view name);
   absl::Status ApplyWhiteouts();
-  absl::Status Charge(uint64_t bytes);
   absl::Status ChargeIndex(const Inode& file);
 
   TarReader reader_;
@@ -129,7 +128,7 @@ absl::StatusOr<Tree> TarImporter::Run() {
 
 absl::Status TarImporter::Add(TarEntry& entry) {
   // Also for entries that are not kept: a global header gives each the same xattrs anew.
-  RETURN_IF_ERROR(Charge(XattrMemory(entry.inode)));
+  RETURN_IF_ERROR(ChargeTree(memory_, XattrMemory(entry.inode)));
   if (entry.path.size() > kMaxPathLength) {
     return absl::InvalidArgumentError(
         fmt::format("path of {} bytes, at most {}", entry.path.size(), kMaxPathLength));
@@ -165,7 +164,7 @@ absl::StatusOr<bool> TarImporter::AddWhiteout(std::string_view path) {
   // replacement hides it already.
   if (absl::IsFailedPrecondition(found.status())) return true;
   ASSIGN_OR_RETURN(const InodeIndex parent, found);
-  RETURN_IF_ERROR(Charge(kEntryMemory + name.size()));
+  RETURN_IF_ERROR(ChargeTree(memory_, kEntryMemory + name.size()));
   if (name == kOpaqueWhiteout) {
     opaque_directories_.push_back(parent);
     return true;
@@ -183,7 +182,7 @@ absl::Status TarImporter::SetRoot(TarEntry& entry) {
     return absl::InvalidArgumentError("the root can only be a directory");
   }
   RETURN_IF_ERROR(NormalizeXattrs(entry.inode));
-  RETURN_IF_ERROR(Charge(kEntryMemory));
+  RETURN_IF_ERROR(ChargeTree(memory_, kEntryMemory));
   UpdateDirectory(Tree::kRoot, std::move(entry.inode));
   return absl::OkStatus();
 }
@@ -206,7 +205,7 @@ absl::Status TarImporter::AddHardLink(const TarEntry& entry, InodeIndex parent,
   if (tree_.link_count(*target) == 0) {
     return absl::InvalidArgumentError(context + ": lies below the name that it replaces");
   }
-  RETURN_IF_ERROR(Charge(kEntryMemory + name.size()));
+  RETURN_IF_ERROR(ChargeTree(memory_, kEntryMemory + name.size()));
   return tree_.Link(parent, name, *target);
 }
 
@@ -221,7 +220,7 @@ absl::Status TarImporter::AddInode(TarEntry& entry, InodeIndex parent, std::stri
     ASSIGN_OR_RETURN(inode.extents, StoreContent(entry));
     RETURN_IF_ERROR(ChargeIndex(inode));
   }
-  RETURN_IF_ERROR(Charge(EntryMemory(inode, name)));
+  RETURN_IF_ERROR(ChargeTree(memory_, EntryMemory(inode, name)));
 
   const std::optional<InodeIndex> existing = tree_.Find(parent, name);
   if (existing && inode.is_directory() && tree_.inode(*existing).is_directory()) {
@@ -293,7 +292,7 @@ absl::StatusOr<InodeIndex> TarImporter::WalkTo(std::string_view path, Walk walk)
       }
       Inode implied;
       implied.mode = S_IFDIR | 0755;
-      RETURN_IF_ERROR(Charge(EntryMemory(implied, part)));
+      RETURN_IF_ERROR(ChargeTree(memory_, EntryMemory(implied, part)));
       ASSIGN_OR_RETURN(next, tree_.Create(directory, part, std::move(implied)));
       implied_directories_.insert(*next);
     }
@@ -351,13 +350,6 @@ absl::Status TarImporter::ChargeIndex(const Inode& file) {
   return absl::ResourceExhaustedError(
       fmt::format("the archive's large files with holes take more than {} bytes of chunk indexes",
                   kMaxIndexBytes));
-}
-
-absl::Status TarImporter::Charge(uint64_t bytes) {
-  memory_ += bytes;
-  if (memory_ <= kMaxTreeMemory) return absl::OkStatus();
-  return absl::ResourceExhaustedError(fmt::format(
-      "the archive's files and attributes take more than {} bytes of memory", kMaxTreeMemory));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "erofs/chunk_map.h"
 #include "erofs/import_xattrs.h"
 #include "erofs/merge.h"
 #include "erofs/tree_memory.h"
@@ -97,7 +98,6 @@ class Loader {
   absl::Status Claim(uint64_t bytes);
   absl::Status Copy(uint64_t bytes);
   // Accounts for memory of the tree.
-  absl::Status Charge(uint64_t bytes);
 
   const Reader& reader_;
   const std::optional<uint16_t> slot_;
@@ -171,7 +171,7 @@ absl::Status Loader::LoadEntry(const Directory& directory, const Reader::Entry& 
   if (!directory.fresh) tree_.Remove(directory.index, entry.name);
   if (is_new) return LoadFile(directory, entry, info);
   if (loaded_[entry.nid] == kWhiteout) return absl::OkStatus();
-  RETURN_IF_ERROR(Charge(kEntryMemory + entry.name.size()));
+  RETURN_IF_ERROR(ChargeTree(memory_, kEntryMemory + entry.name.size()));
   return tree_.Link(directory.index, entry.name, loaded_[entry.nid]);
 }
 
@@ -186,7 +186,7 @@ absl::Status Loader::LoadFile(const Directory& directory, const Reader::Entry& e
     inode = Inode{.mode = S_IFCHR};
   }
   DropLayerXattrs(inode);
-  RETURN_IF_ERROR(Charge(EntryMemory(inode, entry.name) + XattrMemory(inode)));
+  RETURN_IF_ERROR(ChargeTree(memory_, EntryMemory(inode, entry.name) + XattrMemory(inode)));
   ASSIGN_OR_RETURN(loaded_[entry.nid], tree_.Create(directory.index, entry.name, std::move(inode)));
   return absl::OkStatus();
 }
@@ -200,7 +200,7 @@ absl::Status Loader::LoadSubdirectory(const Directory& parent, const Reader::Ent
   const bool joins = over_directory && !IsOpaque(inode);
   if (over_directory && IsImplied(inode)) inode = tree_.inode(*lower);
   if (marks_ != nullptr && IsImplied(inode)) marks_->implied_directories = true;
-  RETURN_IF_ERROR(Charge(EntryMemory(inode, entry.name) + XattrMemory(inode)));
+  RETURN_IF_ERROR(ChargeTree(memory_, EntryMemory(inode, entry.name) + XattrMemory(inode)));
   Directory directory = {.info = info, .parent = parent.info.nid, .fresh = !joins};
   if (joins) {
     directory.index = *lower;
@@ -249,6 +249,11 @@ absl::StatusOr<Inode> Loader::LoadInode(const InodeInfo& info) {
 }
 
 absl::Status Loader::LoadExtents(const InodeInfo& info, Inode& inode) {
+  // Before anything is made of them: an extent takes more memory than an entry.
+  if (const uint64_t entries = reader_.ChunkEntries(info); entries > kMaxChunkEntries) {
+    return absl::ResourceExhaustedError(fmt::format(
+        "inode {}: chunk index of {} entries, at most {}", info.nid, entries, kMaxChunkEntries));
+  }
   RETURN_IF_ERROR(Claim(reader_.ChunkIndexSize(info)), "inode {}", info.nid);
   ASSIGN_OR_RETURN(inode.extents, reader_.ReadExtents(info));
   if (!slot_.has_value()) return absl::OkStatus();
@@ -284,13 +289,6 @@ absl::Status Loader::Copy(uint64_t bytes) {
                     reader_.image_size()));
   }
   return absl::OkStatus();
-}
-
-absl::Status Loader::Charge(uint64_t bytes) {
-  memory_ += bytes;
-  if (memory_ <= kMaxTreeMemory) return absl::OkStatus();
-  return absl::ResourceExhaustedError(fmt::format(
-      "names, inodes and attributes take more than {} bytes of memory", kMaxTreeMemory));
 }
 
 }  // namespace

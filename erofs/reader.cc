@@ -280,13 +280,16 @@ absl::StatusOr<Mapped> Reader::Resolve(const InodeInfo& file, Mapped mapped) con
   return mapped;
 }
 
-uint64_t Reader::ChunkIndexSize(const InodeInfo& file) const {
+uint64_t Reader::ChunkEntries(const InodeInfo& file) const {
   if (LayoutOf(file) != Layout::kChunkBased || file.size == 0) return 0;
   const uint32_t chunk_bits =
       std::countr_zero(block_size_) + (file.raw_union & kChunkBlockBitsMask);
-  const uint64_t entry_size =
-      file.raw_union & kChunkIndexes ? sizeof(ChunkIndex) : sizeof(uint32_t);
-  return (((file.size - 1) >> chunk_bits) + 1) * entry_size;
+  return ((file.size - 1) >> chunk_bits) + 1;
+}
+
+uint64_t Reader::ChunkIndexSize(const InodeInfo& file) const {
+  return ChunkEntries(file) *
+         (file.raw_union & kChunkIndexes ? sizeof(ChunkIndex) : sizeof(uint32_t));
 }
 
 absl::StatusOr<std::vector<Extent>> Reader::ReadExtents(const InodeInfo& file) const {

@@ -106,7 +106,8 @@ class Reader {
   // fails on, kUnimplemented for content that is not in whole blocks of kBlockSize, such as inline
   // tails.
   absl::StatusOr<std::vector<Extent>> ReadExtents(const InodeInfo& file) const;
-  // Bytes of chunk index that the file claims, which is what ReadExtents goes through.
+  // Entries and bytes of chunk index that the file claims, which is what ReadExtents goes through.
+  uint64_t ChunkEntries(const InodeInfo& file) const;
   uint64_t ChunkIndexSize(const InodeInfo& file) const;
 
   // Bytes of the image itself (device 0); fails if they are outside.

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "chunkstore/base/status.h"
 #include "erofs/tree.h"
 
 namespace lamina::erofs {
@@ -27,6 +28,14 @@ inline uint64_t XattrMemory(const Inode& inode) {
 // Of an inode and one name, without its xattrs.
 inline uint64_t EntryMemory(const Inode& inode, std::string_view name) {
   return kEntryMemory + name.size() + inode.target.size() + inode.extents.size() * sizeof(Extent);
+}
+
+// Adds to what a tree takes, `memory`: kResourceExhausted if that is more than it may.
+inline absl::Status ChargeTree(uint64_t& memory, uint64_t bytes) {
+  memory += bytes;
+  if (memory <= kMaxTreeMemory) return absl::OkStatus();
+  return absl::ResourceExhaustedError(fmt::format(
+      "names, inodes and attributes take more than {} bytes of memory", kMaxTreeMemory));
 }
 
 }  // namespace lamina::erofs

@@ -165,6 +165,18 @@ TEST(BuilderTest, RefusesAnAbsurdlyScatteredFile) {
               HasSubstr("/file: 1 extents in 137438953472 bytes are too scattered"));
 }
 
+// Each of them is allowed, and takes next to nothing in a tar archive.
+TEST(BuilderTest, RefusesManyScatteredFiles) {
+  Tree tree;
+  for (int i = 0; i < 5; ++i) {
+    const Inode file = File(uint64_t{1} << 36, {{4096, 4096, 1, 0}});
+    ASSERT_TRUE(tree.Create(Tree::kRoot, fmt::format("{}", i), file).ok());
+  }
+  const absl::Status status = BuildImage(tree, {.devices = kDevices}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("bytes of chunk indexes"));
+}
+
 struct BadCase {
   Inode inode;
   std::string message;

@@ -285,6 +285,21 @@ TEST(ReaderTest, RefusesContentOutsideItsDevice) {
       HasSubstr("content on device 3 of 2"));
 }
 
+TEST(ReaderTest, RefusesAHugeChunkIndexBeforeItIsRead) {
+  Tree tree;
+  Inode file = {.mode = S_IFREG | 0644, .uid = 100'000, .size = 8192};  // an extended inode
+  file.extents = {{0, 8192, 1, 10}};
+  ASSERT_TRUE(tree.Create(Tree::kRoot, "file", file).ok());
+  const std::string image = BuildImage(tree, {.devices = kDevices}).value();
+  const absl::Status status = TreeStatus(Patch<ExtendedInode>(
+      image, Find(Open(image), "file").header_offset, [](ExtendedInode& inode) {
+        inode.size = uint64_t{1} << 41;
+        inode.location = kChunkIndexes;  // chunks of one block
+      }));
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("chunk index of 536870912 entries"));
+}
+
 // Directories that lead to the same blocks would multiply what they hold.
 TEST(ReaderTest, RefusesDirectoriesThatShareTheirBlocks) {
   Tree tree;
