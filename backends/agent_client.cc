@@ -11,6 +11,7 @@
 #include <cerrno>
 
 #include "backends/agent/frame.h"
+#include "backends/agent/program.h"
 #include "backends/agent/tree.h"
 #include "fs/engine/socket.h"
 
@@ -256,7 +257,7 @@ class Execution {
     if (result_.ending == ExecEnding::kExited) {
       result_.exit_code = ended.code;
     } else if (result_.ending == ExecEnding::kCannotStart) {
-      result_.exit_code = ended.code == ENOENT || ended.code == ENOTDIR ? 127 : 126;
+      result_.exit_code = agent::ExitCodeFor(ended.code);
     } else {
       result_.signal = ended.code;
     }

@@ -74,14 +74,6 @@ std::string LastMessage(const std::string& log) {
   return entry["msg"].get<std::string>();
 }
 
-// As shells have it: 127 for a program that is not there, 126 for one that cannot be executed.
-int ExitCodeForError(std::string_view error) {
-  const bool of_the_program = error.find("executable") != std::string_view::npos ||
-                              error.find("exec ") != std::string_view::npos;
-  if (!of_the_program) return 1;
-  return error.ends_with(std::strerror(ENOENT)) ? 127 : 126;
-}
-
 }  // namespace
 
 bool IsOnPath(std::string_view program) {
@@ -100,8 +92,6 @@ absl::StatusOr<int> RunWithCrun(const std::string& bundle, const std::string& id
   if (!IsOnPath("crun")) {
     return absl::NotFoundError("crun is not on PATH: install the package crun");
   }
-  const std::string log = bundle + "/crun.log";
-  const std::string log_option = "--log=" + log;
   const sigset_t ours = SignalsToPassOn();
   sigset_t before;
   ::sigprocmask(SIG_BLOCK, &ours, &before);
@@ -110,8 +100,7 @@ absl::StatusOr<int> RunWithCrun(const std::string& bundle, const std::string& id
   if (child < 0) return ErrnoStatus(errno, "fork");
   if (child == 0) {
     ::fcntl(lock, F_SETFD, 0);
-    ExecCrun(before, {log_option.c_str(), "--log-format=json", "run", "--bundle", bundle.c_str(),
-                      id.c_str()});
+    ExecCrun(before, {"run", "--bundle", bundle.c_str(), id.c_str()});
   }
 
   int status = 0;
@@ -134,11 +123,7 @@ absl::StatusOr<int> RunWithCrun(const std::string& bundle, const std::string& id
     DeleteContainer(id);
     return 128 + WTERMSIG(status);
   }
-  const int exit_code = WEXITSTATUS(status);
-  if (exit_code != 1) return exit_code;
-  // The container's own 1, or an error of crun's.
-  const std::string error = LastMessage(log);
-  return error.empty() ? exit_code : ExitCodeForError(error);
+  return WEXITSTATUS(status);
 }
 
 absl::StatusOr<pid_t> StartDetached(const DetachedContainer& container) {

@@ -123,8 +123,13 @@ std::vector<std::string>::iterator FindVariable(std::vector<std::string>& enviro
                               [name](const auto& entry) { return entry.starts_with(name); });
 }
 
-// A configuration for crun is JSON, which has no way to write other bytes.
-absl::Status CheckUtf8(const std::string& text, std::string_view what) {
+// A configuration for crun is JSON, which has no way to write other bytes. Where it has a NUL, crun ends
+// the text.
+absl::Status CheckText(const std::string& text, std::string_view what) {
+  if (text.find('\0') != std::string::npos) {
+    return absl::InvalidArgumentError(
+        fmt::format("{} \"{}\" has a NUL", what, absl::CHexEscape(text)));
+  }
   try {
     std::ignore = json(text).dump();
   } catch (const json::type_error&) {
@@ -160,6 +165,21 @@ json DefaultCapabilities() {
 }
 
 constexpr uint64_t Bit(int capability) { return uint64_t{1} << capability; }
+
+// On a tmpfs, so that nothing of it is left in the image or in what the container writes.
+constexpr const char* kAgentInside = "/dev/.lamina-agent";
+
+// After that of /dev.
+json AgentMount(const std::string& agent) {
+  return {{"destination", kAgentInside},
+          {"type", "bind"},
+          {"source", agent},
+          {"options", {"bind", "ro", "nosuid", "nodev"}}};
+}
+
+// A rule is what makes the runtime write any; it adds those of the devices that every container has. Its
+// root may make device nodes.
+json NoDevices() { return json::array({{{"allow", false}, {"access", "rwm"}}}); }
 
 json MaskedPaths() {
   return {"/proc/acpi",
@@ -238,7 +258,7 @@ absl::StatusOr<std::vector<std::string>> WithVariables(std::vector<std::string> 
       environment.push_back(entry);
     }
   }
-  for (const std::string& entry : environment) RETURN_IF_ERROR(CheckUtf8(entry, "variable"));
+  for (const std::string& entry : environment) RETURN_IF_ERROR(CheckText(entry, "variable"));
   return environment;
 }
 
@@ -251,7 +271,7 @@ absl::StatusOr<std::vector<std::string>> ProgramEnvironment(std::vector<std::str
   }
   // crun would look it up in the image's /etc/passwd, opening whatever that is.
   if (FindVariable(environment, "HOME=") == environment.end()) {
-    RETURN_IF_ERROR(CheckUtf8(user.home, "home directory"));
+    RETURN_IF_ERROR(CheckText(user.home, "home directory"));
     environment.push_back("HOME=" + user.home);
   }
   return environment;
@@ -267,13 +287,20 @@ absl::StatusOr<std::string> BundleConfig(const BundleOptions& options) {
     return absl::InvalidArgumentError(
         "the image has no entrypoint and no command: say what to run after --");
   }
-  for (const std::string& argument : arguments) RETURN_IF_ERROR(CheckUtf8(argument, "argument"));
+  for (const std::string& argument : arguments) RETURN_IF_ERROR(CheckText(argument, "argument"));
+  RETURN_IF_ERROR(CheckText(options.agent, "path"));
   ASSIGN_OR_RETURN(const User user, ResolveUser(options.rootfs, image.user));
 
   ASSIGN_OR_RETURN(std::vector<std::string> environment,
                    ProgramEnvironment(image.environment, {}, user));
-  if (options.terminal) environment.emplace_back("TERM=xterm");
-  RETURN_IF_ERROR(CheckUtf8(image.working_directory, "working directory"));
+  if (options.terminal && FindVariable(environment, "TERM=") == environment.end()) {
+    environment.emplace_back("TERM=xterm");
+  }
+  RETURN_IF_ERROR(CheckText(image.working_directory, "working directory"));
+
+  arguments.insert(arguments.begin(), {kAgentInside, "--exec"});
+  json mounts = Mounts();
+  mounts.push_back(AgentMount(options.agent));
 
   const json config = {
       {"ociVersion", "1.0.2"},
@@ -287,11 +314,13 @@ absl::StatusOr<std::string> BundleConfig(const BundleOptions& options) {
         {"capabilities", DefaultCapabilities()},
         {"noNewPrivileges", false}}},
       {"root", {{"path", options.rootfs}, {"readonly", false}}},
-      {"mounts", Mounts()},
+      {"mounts", mounts},
       {"linux",
        {{"namespaces",
          json::array(
              {{{"type", "pid"}}, {{"type", "mount"}}, {{"type", "ipc"}}, {{"type", "uts"}}})},
+        {"resources", {{"devices", NoDevices()}}},
+        {"seccomp", SeccompForContainers()},
         {"maskedPaths", MaskedPaths()},
         {"readonlyPaths", ReadOnlyPaths()}}},
   };
@@ -305,7 +334,6 @@ const uint64_t kSandboxCapabilities = Bit(CAP_AUDIT_WRITE) | Bit(CAP_CHOWN) |
                                       Bit(CAP_SETPCAP) | Bit(CAP_SETUID) | Bit(CAP_SYS_CHROOT);
 
 absl::StatusOr<std::string> SandboxBundleConfig(const SandboxBundleOptions& options) {
-  constexpr const char* kAgentInside = "/.lamina-agent";
   std::vector<std::string> arguments = {kAgentInside};
   arguments.insert(arguments.end(), options.arguments.begin(), options.arguments.end());
 
@@ -315,14 +343,10 @@ absl::StatusOr<std::string> SandboxBundleConfig(const SandboxBundleOptions& opti
     if (options.protect_agent) set.push_back("CAP_SYS_RESOURCE");
   }
   json mounts = Mounts();
-  mounts.push_back({{"destination", kAgentInside},
-                    {"type", "bind"},
-                    {"source", options.agent},
-                    {"options", {"bind", "ro", "nosuid", "nodev"}}});
+  mounts.push_back(AgentMount(options.agent));
   json namespaces =
       json::array({{{"type", "pid"}}, {{"type", "mount"}}, {{"type", "ipc"}}, {{"type", "uts"}}});
   if (!options.host_network) namespaces.push_back({{"type", "network"}});
-  const json no_devices = json::array({{{"allow", false}, {"access", "rwm"}}});
 
   json config = {
       {"ociVersion", "1.0.2"},
@@ -340,7 +364,7 @@ absl::StatusOr<std::string> SandboxBundleConfig(const SandboxBundleOptions& opti
       {"linux",
        {{"namespaces", namespaces},
         {"cgroupsPath", "/" + options.cgroup},
-        {"resources", {{"devices", no_devices}}},
+        {"resources", {{"devices", NoDevices()}}},
         {"seccomp", SeccompForContainers()},
         {"maskedPaths", MaskedPaths()},
         {"readonlyPaths", ReadOnlyPaths()}}},

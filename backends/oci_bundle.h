@@ -33,12 +33,13 @@ struct BundleOptions {
   std::string rootfs;  // absolute path of the mounted image
   oci::ImageConfig config;
   std::vector<std::string> command;  // replaces the image's command if not empty
+  std::string agent;                 // the program lamina-agent on the host
   bool terminal = false;
   std::string hostname = "lamina";
 };
 
 // Variables: `environment`, then `added`, which replace those of the same name. kInvalidArgument for
-// what is no "NAME=value" or not UTF-8.
+// what is no "NAME=value", not UTF-8 or has a NUL.
 absl::StatusOr<std::vector<std::string>> WithVariables(std::vector<std::string> environment,
                                                        const std::vector<std::string>& added);
 // The same, with PATH and HOME if nothing gives them: what a program of the user starts with.
@@ -46,9 +47,10 @@ absl::StatusOr<std::vector<std::string>> ProgramEnvironment(std::vector<std::str
                                                             const std::vector<std::string>& added,
                                                             const User& user);
 
-// The text of config.json: pid, mount, ipc and uts namespaces, the host's network, the capabilities
-// and masked paths that container engines give by default. Fails if neither image nor options say
-// what to run, and with kInvalidArgument if an argument or variable is not UTF-8.
+// The text of config.json: pid, mount, ipc and uts namespaces, the host's network, the system call
+// filter, capabilities, masked paths and devices that container engines give by default. The agent becomes the program, or ends with
+// 127 or 126 if it cannot. Fails if neither image nor options say what to run, and with
+// kInvalidArgument if an argument or variable is not UTF-8 or has a NUL.
 absl::StatusOr<std::string> BundleConfig(const BundleOptions& options);
 
 // A container that holds a sandbox: its first process is the agent, which starts all others.

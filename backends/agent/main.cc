@@ -2,7 +2,8 @@
 //
 // lamina-agent: the first process of a sandbox. It serves its protocol on a listening socket that it
 // was started with, and ends when a time to live is over; the kernel then ends all else. Started as
-// /init it is the first process of a virtual machine (guest.h).
+// /init it is the first process of a virtual machine (guest.h). With --exec it becomes a program, or
+// says why it cannot: OCI runtimes do not tell that from the program's own exit code 1.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -11,11 +12,13 @@
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <optional>
 #include <string_view>
 
 #include "backends/agent/direct_runner.h"
 #include "backends/agent/guest.h"
+#include "backends/agent/program.h"
 #include "backends/agent/server.h"
 
 namespace lamina::agent {
@@ -24,6 +27,7 @@ namespace {
 constexpr const char* kUsage =
     "usage: lamina-agent --listen-fd=N [--ttl-ms=N] [--idle-ttl-ms=N] [--capabilities=HEX]\n"
     "                    [--group-fd=N]\n"
+    "       lamina-agent --exec PROGRAM [ARGUMENT...]\n"
     "\n"
     "Serves processes, sessions and files of the sandbox it is started in. It is started by\n"
     "lamina, not by people.\n"
@@ -32,7 +36,10 @@ constexpr const char* kUsage =
     "  --ttl-ms=N          end after that time\n"
     "  --idle-ttl-ms=N     end after that time without a process it runs\n"
     "  --capabilities=HEX  the capabilities that processes keep, as /proc/PID/status has them\n"
-    "  --group-fd=N        the cgroup.procs of the group that processes go to, open for writing\n";
+    "  --group-fd=N        the cgroup.procs of the group that processes go to, open for writing\n"
+    "  --exec              become PROGRAM; if that fails, say why and end with 127 (it is not "
+    "there)\n"
+    "                      or 126\n";
 
 struct Options {
   int listen_fd = -1;
@@ -77,7 +84,20 @@ std::optional<Options> Parse(int argc, char** argv) {
   return options;
 }
 
+int Execute(char** words) {
+  ExecMessage message;
+  message.working_directory.clear();
+  for (; *words != nullptr; ++words) message.arguments.emplace_back(*words);
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    message.environment.emplace_back(*variable);
+  }
+  const int error = Program(message).Execute().error;
+  std::fprintf(stderr, "lamina: %s: %s\n", message.arguments[0].c_str(), std::strerror(error));
+  return ExitCodeFor(error);
+}
+
 int Main(int argc, char** argv) {
+  if (argc > 2 && std::string_view(argv[1]) == "--exec") return Execute(argv + 2);
   const std::optional<Options> options = Parse(argc, argv);
   if (!options.has_value()) {
     std::fputs(kUsage, stderr);

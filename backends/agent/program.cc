@@ -72,6 +72,8 @@ void SetCannotStart(const StartFailure& failure, EndedMessage& ended) {
                              std::strerror(failure.error));
 }
 
+int ExitCodeFor(int error) { return error == ENOENT || error == ENOTDIR ? 127 : 126; }
+
 uint64_t ProcessorTime(const rusage& usage) {
   return Microseconds(usage.ru_utime) + Microseconds(usage.ru_stime);
 }
@@ -119,7 +121,8 @@ int Program::TakeOver(const Streams& streams) const {
 }
 
 StartFailure Program::Execute() const {
-  if (::chdir(message_.working_directory.c_str()) != 0) return {errno, /*of_directory=*/true};
+  const std::string& directory = message_.working_directory;
+  if (!directory.empty() && ::chdir(directory.c_str()) != 0) return {errno, /*of_directory=*/true};
   // Of the candidate in PATH that was nearest to running.
   int error = ENOENT;
   for (const std::string& candidate : candidates_) {

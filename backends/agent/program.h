@@ -23,6 +23,9 @@ struct StartFailure {
 // How a process with such a failure ended.
 void SetCannotStart(const StartFailure& failure, EndedMessage& ended);
 
+// As shells have it, for an errno: 127 if there is no such program, 126 if it cannot be executed.
+int ExitCodeFor(int error);
+
 // User and system time, in microseconds.
 uint64_t ProcessorTime(const rusage& usage);
 
@@ -45,9 +48,12 @@ class Program {
     Fail(failure, failure_pipe);
   }
 
+  // Enters the working directory of the message, unless that is empty, and becomes the program in this
+  // process as it is; returns if that fails. Allocates nothing.
+  StartFailure Execute() const;
+
  private:
   int TakeOver(const Streams& streams) const;
-  StartFailure Execute() const;
   [[noreturn]] static void Fail(const StartFailure& failure, int failure_pipe);
 
   const ExecMessage& message_;

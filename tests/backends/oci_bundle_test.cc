@@ -109,5 +109,30 @@ TEST_F(OciBundleTest, WhatIsNotUtf8IsRefused) {
               HasSubstr("home directory \"/caf\\xe9\" is not UTF-8"));
 }
 
+// crun would end the text there: "rm -rf /data\0/tmp" is another command then.
+TEST_F(OciBundleTest, WhatHasANulIsRefused) {
+  using namespace std::string_literals;
+  const auto message = [](const BundleOptions& options) {
+    return std::string(BundleConfig(options).status().message());
+  };
+  BundleOptions options = Options();
+  options.command = {"sh", "-c", "rm -rf /data\0/tmp"s};
+  EXPECT_THAT(message(options), HasSubstr("argument \"rm -rf /data\\000/tmp\" has a NUL"));
+  options = Options();
+  options.config.environment = {"A=b\0c"s};
+  EXPECT_THAT(message(options), HasSubstr("variable \"A=b\\000c\" has a NUL"));
+  options = Options();
+  options.config.working_directory = "/a\0b"s;
+  EXPECT_THAT(message(options), HasSubstr("working directory \"/a\\000b\" has a NUL"));
+}
+
+TEST_F(OciBundleTest, TheImagesTermIsKept) {
+  BundleOptions options = Options();
+  options.terminal = true;
+  options.config.environment = {"PATH=/bin", "HOME=/", "TERM=dumb"};
+  const auto config = nlohmann::json::parse(BundleConfig(options).value());
+  EXPECT_EQ(config["process"]["env"], nlohmann::json::array({"PATH=/bin", "HOME=/", "TERM=dumb"}));
+}
+
 }  // namespace
 }  // namespace lamina::backends

@@ -25,8 +25,10 @@ def busybox_image(workspace, destination="converted", **config):
     image.config.update(config)
     with image.layer(suffix="") as layer:
         layer.file("bin/busybox", busybox, mode=0o755)
-        for name in ("sh", "cat", "id", "env", "pwd", "echo", "sleep", "kill", "true", "["):
+        for name in ("sh", "cat", "id", "env", "pwd", "echo", "mknod", "sleep", "kill", "true", "["):
             layer.symlink(f"bin/{name}", "busybox")
+        layer.file("bin/no-shebang", "echo hello\n", mode=0o755)
+        layer.file("bin/no-interpreter", "#!/no/such/shell\n", mode=0o755)
         layer.file("etc/passwd", PASSWD)
         layer.file("etc/group", GROUP)
         for directory in ("proc", "sys", "dev", "tmp", "run", "home/app", "work dir"):
@@ -77,7 +79,8 @@ def _(workspace):
 def _(workspace):
     image = busybox_image(workspace)
     for command, status in (("/no/such/program", 127), ("nothing-of-that-name", 127),
-                            ("/etc/passwd", 126), ("/etc", 126)):
+                            ("/etc/passwd", 126), ("/etc", 126), ("no-shebang", 126),
+                            ("no-interpreter", 127), ("", 127)):
         result = run(workspace, image, command, status=status)
         check_equal(result.stderr.count("\n"), 1, f"lines of {result.stderr!r}")
     check("/no/such/program" in run(workspace, image, "/no/such/program", status=127).stderr,
@@ -301,3 +304,20 @@ def _(workspace):
 
 def leftovers():
     return [name for name in os.listdir("/run") if name.startswith("lamina-run-")]
+
+
+@test("run.a-container-cannot-reach-the-devices-of-the-host")
+def _(workspace):
+    image = busybox_image(workspace)
+    # Its root may make nodes, but not open them; the usual ones work.
+    disk = os.stat("/").st_dev
+    script = (f"mknod /disk b {os.major(disk)} {os.minor(disk)} && ! cat /disk >/dev/null && "
+              "cat /dev/null && echo kept")
+    check_equal(run(workspace, image, "sh", "-c", script).stdout, "kept\n", "output")
+
+
+@test("run.a-container-has-a-system-call-filter")
+def _(workspace):
+    image = busybox_image(workspace)
+    status = run(workspace, image, "cat", "/proc/self/status").stdout
+    check("Seccomp:\t2\n" in status, status)

@@ -102,6 +102,8 @@ absl::StatusOr<registry::Settings> ToSettings(const RegistryOptions& options);
 void AddPrefetchOptions(CLI::App& command, fs::PrefetchOptions& options);
 // The path of this program, to start engines with.
 std::string ProgramPath();
+// Where the programs are that it starts: lamina-agent, lamina-fncall, lamina-vm.
+std::string HelperDirectory();
 
 }  // namespace lamina::cli
 

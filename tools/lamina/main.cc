@@ -105,6 +105,10 @@ std::string ProgramPath() {
   return error ? "lamina" : path.string();
 }
 
+std::string HelperDirectory() {
+  return std::filesystem::path(ProgramPath()).parent_path().string();
+}
+
 }  // namespace lamina::cli
 
 int main(int argc, char** argv) {

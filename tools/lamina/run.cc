@@ -109,6 +109,7 @@ absl::StatusOr<int> RunContainer(ContainerOptions options) {
                    backends::BundleConfig({.rootfs = rootfs,
                                            .config = mounted.config(),
                                            .command = options.command,
+                                           .agent = HelperDirectory() + "/lamina-agent",
                                            .terminal = terminal}),
                    "run {}", options.image);
   RETURN_IF_ERROR(WriteFileAtomically(bundle.path() + "/config.json", config));

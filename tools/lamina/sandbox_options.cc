@@ -260,7 +260,7 @@ absl::StatusOr<backends::LauncherOptions> ToLauncherOptions(const std::string& s
                                                             const CacheFlags& cache) {
   backends::LauncherOptions options{.state = state, .program = ProgramPath()};
   ASSIGN_OR_RETURN(options.engine_options, EngineArguments(cache));
-  options.helpers = std::filesystem::path(options.program).parent_path().string();
+  options.helpers = HelperDirectory();
   return options;
 }
 
