@@ -46,16 +46,15 @@ class WriterPause {
 absl::StatusOr<WrittenLayer> TryToWriteUpper(ImageWriter& output, const CommitOptions& options,
                                              std::chrono::microseconds& paused) {
   WriterPause pause(options, paused);
-  erofs::UpperOptions import{.user_xattrs = options.user_xattrs};
-  if (options.pause != nullptr) import.pause = [&pause] { return pause.Begin();
-};
-const auto read = [&](erofs::ContentSink& sink) {
-  absl::StatusOr<erofs::Tree> tree = erofs::ImportUpper(options.upper, sink, import);
-  pause.End();  // before the rest is compressed and sent
-  return tree;
-};
-return WriteLayer(output, {.level = options.level, .jobs = options.jobs}, std::nullopt, read);
-}  // namespace
+  erofs::UpperOptions upper{.user_xattrs = options.user_xattrs};
+  if (options.pause != nullptr) upper.pause = [&pause] { return pause.Begin(); };
+  const auto read = [&](erofs::ContentSink& sink) {
+    absl::StatusOr<erofs::Tree> tree = erofs::ImportUpper(options.upper, sink, upper);
+    pause.End();  // before the rest is compressed and sent
+    return tree;
+  };
+  return WriteLayer(output, {.level = options.level, .jobs = options.jobs}, std::nullopt, read);
+}
 
 absl::StatusOr<WrittenLayer> WriteUpper(ImageWriter& output, const CommitOptions& options,
                                         std::chrono::microseconds& paused) {
@@ -156,7 +155,7 @@ absl::StatusOr<CommitResult> CommitTo(const ImageReference& destination,
   return result;
 }
 
-}  // namespace lamina::fs
+}  // namespace
 
 absl::StatusOr<CommitResult> Commit(const CommitOptions& options) {
   ASSIGN_OR_RETURN(const ImageReference destination,

@@ -264,11 +264,12 @@ absl::StatusOr<std::vector<SourceImage>> OpenSources(const ConvertOptions& optio
   ASSIGN_OR_RETURN(std::vector<oci::Descriptor> entries, opened.store->Find(opened.name));
   ASSIGN_OR_RETURN(std::vector<oci::Descriptor> manifests,
                    CollectManifests(*opened.store, std::move(entries)));
-  std::set<Digest> seen;
+  std::set<std::pair<Digest, std::string>> seen;
   for (const oci::Descriptor& manifest : manifests) {
-    if (!seen.insert(manifest.digest).second) continue;
+    const std::string platform = manifest.platform ? manifest.platform->ToString() : "";
+    if (!seen.emplace(manifest.digest, platform).second) continue;
     ASSIGN_OR_RETURN(SourceImage image, ReadSource(*opened.store, manifest), "{}",
-                     manifest.platform ? manifest.platform->ToString() : "image");
+                     platform.empty() ? "image" : platform);
     // The index may know more of the platform (a variant) than the configuration.
     if (manifest.platform) image.config.platform = *manifest.platform;
     images.push_back(std::move(image));

@@ -80,6 +80,7 @@ absl::StatusOr<std::vector<Descriptor>> CollectManifests(const ImageStore& store
     ASSIGN_OR_RETURN(const oci::Index index, oci::Index::Parse(text));
     entries.insert(entries.end(), index.manifests.begin(), index.manifests.end());
   }
+  std::ranges::reverse(manifests);  // they were taken from the end
   return manifests;
 }
 

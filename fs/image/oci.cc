@@ -168,8 +168,6 @@ std::string Manifest::ToJson() const {
   if (!artifact_type.empty()) value["artifactType"] = artifact_type;
   if (subject) value["subject"] = DescriptorToJson(*subject);
   if (!annotations.empty()) value["annotations"] = annotations;
-  if (!artifact_type.empty()) value["artifactType"] = artifact_type;
-  if (subject) value["subject"] = DescriptorToJson(*subject);
   return ToCanonicalJson(value);
 }
 

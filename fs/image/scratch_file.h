@@ -4,6 +4,8 @@
 #ifndef LAMINA_FS_IMAGE_SCRATCH_FILE_H_
 #define LAMINA_FS_IMAGE_SCRATCH_FILE_H_
 
+#include <string>
+
 #include "chunkstore/base/file.h"
 #include "chunkstore/base/status.h"
 
@@ -11,6 +13,8 @@ namespace lamina::fs {
 
 // Open for reading and writing, in $TMPDIR or else /var/tmp.
 absl::StatusOr<UniqueFd> OpenScratch();
+// What errors call it, with the way to have it elsewhere.
+std::string ScratchName();
 
 }  // namespace lamina::fs
 

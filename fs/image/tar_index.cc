@@ -5,22 +5,27 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <charconv>
-#include <cstdlib>
-#include <cstring>
 #include <limits>
 #include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
+#include "erofs/tar_header.h"
+#include "erofs/tar_pax.h"
 #include "fs/image/decompress.h"
+#include "fs/image/scratch_file.h"
 
 namespace lamina::fs {
 namespace {
 
-constexpr uint64_t kTarBlock = 512;
+using erofs::PaxFields;
+using erofs::TarHeader;
+
+constexpr uint64_t kTarBlock = erofs::kTarBlockSize;
 // Limits: an image archive has a few members a layer, and names are paths.
 constexpr size_t kMaxMembers = 1 << 16;
+constexpr size_t kMaxNameLength = 4095;
 constexpr uint64_t kMaxExtendedHeader = 1 << 20;
 constexpr int kMaxLinks = 16;
 // What comes out of a compressed archive, at most: this much, or this many times its size. Layers
@@ -29,78 +34,6 @@ constexpr uint64_t kFreeSize = 256 << 20;
 constexpr uint64_t kMaxRatio = 64;
 // Offsets in a file.
 constexpr uint64_t kMaxOffset = std::numeric_limits<int64_t>::max();
-
-struct TarHeader {  // POSIX.1-2017, pax, "ustar Interchange Format"
-  char name[100];
-  char mode[8];
-  char uid[8];
-  char gid[8];
-  char size[12];
-  char mtime[12];
-  char checksum[8];
-  char type;
-  char link_name[100];
-  char magic[6];
-  char version[2];
-  char user[32];
-  char group[32];
-  char device_major[8];
-  char device_minor[8];
-  char prefix[155];
-  char padding[12];
-};
-static_assert(sizeof(TarHeader) == kTarBlock);
-
-// What the next member's header says less well: from pax records ('x', 'g') and GNU's 'L' and 'K'.
-struct Overrides {
-  std::optional<std::string> name;
-  std::optional<std::string> link_name;
-  std::optional<uint64_t> size;
-};
-
-template <size_t N>
-std::string_view Text(const char (&field)[N]) {
-  return {field, ::strnlen(field, N)};
-}
-
-// Octal digits between spaces, or GNU's base 256 if the first bit is set.
-absl::StatusOr<uint64_t> Number(std::string_view field) {
-  uint64_t value = 0;
-  if ((field[0] & 0x80) != 0) {
-    for (size_t i = 0; i < field.size(); ++i) {
-      const uint8_t byte = static_cast<uint8_t>(field[i]) & (i == 0 ? 0x7f : 0xff);
-      if (value >> 55 != 0) return absl::InvalidArgumentError("number too large");
-      value = value << 8 | byte;
-    }
-    return value;
-  }
-  field = field.substr(0, field.find('\0'));
-  while (field.starts_with(' ')) field.remove_prefix(1);
-  while (field.ends_with(' ')) field.remove_suffix(1);
-  if (field.empty()) return value;
-  const auto [end, error] = std::from_chars(field.data(), field.data() + field.size(), value, 8);
-  if (error != std::errc() || end != field.data() + field.size()) {
-    return absl::InvalidArgumentError("number that is not octal");
-  }
-  return value;
-}
-
-bool IsZero(const TarHeader& header) {
-  const auto bytes = std::as_bytes(std::span(&header, 1));
-  return std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == std::byte{0}; });
-}
-
-absl::Status CheckHeader(const TarHeader& header) {
-  TarHeader blank = header;
-  std::fill(std::begin(blank.checksum), std::end(blank.checksum), ' ');
-  uint64_t sum = 0;
-  for (const std::byte b : std::as_bytes(std::span(&blank, 1))) sum += static_cast<uint8_t>(b);
-  const absl::StatusOr<uint64_t> stored = Number({header.checksum, sizeof(header.checksum)});
-  if (!stored.ok() || *stored != sum) {
-    return absl::InvalidArgumentError("not a tar archive, or damaged (wrong header checksum)");
-  }
-  return absl::OkStatus();
-}
 
 // A path without ".", "..", and doubled or leading slashes; nothing if it leads out of the archive.
 std::optional<std::string> NormalName(std::string_view path) {
@@ -123,58 +56,30 @@ std::string_view DirectoryOf(std::string_view name) {
   return slash == std::string_view::npos ? std::string_view() : name.substr(0, slash);
 }
 
-// Records of the form "LENGTH KEY=VALUE\n".
-absl::Status ApplyPaxRecords(std::string_view records, Overrides& overrides) {
-  absl::Status malformed = absl::InvalidArgumentError("malformed pax record");
-  while (!records.empty()) {
-    size_t length = 0;
-    const char* const begin = records.data();
-    const auto [end, error] = std::from_chars(begin, begin + records.size(), length);
-    const size_t digits = static_cast<size_t>(end - begin);
-    if (error != std::errc() || length > records.size() || length < digits + 2 ||
-        records[digits] != ' ' || records[length - 1] != '\n') {
-      return malformed;
-    }
-    const std::string_view record = records.substr(digits + 1, length - digits - 2);
-    const size_t equals = record.find('=');
-    if (equals == std::string_view::npos) return malformed;
-    const std::string_view key = record.substr(0, equals);
-    const std::string_view value = record.substr(equals + 1);
-    if (key == "path") overrides.name = std::string(value);
-    if (key == "linkpath") overrides.link_name = std::string(value);
-    if (key == "size") {
-      uint64_t size = 0;
-      const auto parsed = std::from_chars(value.data(), value.data() + value.size(), size);
-      if (parsed.ec != std::errc() || parsed.ptr != value.data() + value.size()) return malformed;
-      overrides.size = size;
-    }
-    records.remove_prefix(length);
-  }
-  return absl::OkStatus();
-}
-
-// Applies a header that describes the next member ('x', 'g', 'L', 'K') and says if it was one.
-absl::StatusOr<bool> ApplyExtendedHeader(char type, const ByteRange& content,
-                                         Overrides& overrides) {
+// Applies a header that describes the next member ('x', 'g', or GNU's 'L' and 'K') and says if it was
+// one.
+absl::StatusOr<bool> ApplyExtendedHeader(char type, const ByteRange& content, PaxFields& member) {
   if (std::string_view("xgLK").find(type) == std::string_view::npos) return false;
-  ASSIGN_OR_RETURN(std::string text, content.ReadAll(kMaxExtendedHeader), "extended header");
+  ASSIGN_OR_RETURN(const std::string text, content.ReadAll(kMaxExtendedHeader), "extended header");
   // A global header would hold for all members, but says nothing that names or places one.
-  if (type == 'x') RETURN_IF_ERROR(ApplyPaxRecords(text, overrides));
-  if (type == 'L') overrides.name = text.substr(0, text.find('\0'));
-  if (type == 'K') overrides.link_name = text.substr(0, text.find('\0'));
+  if (type == 'x') RETURN_IF_ERROR(member.Parse(text));
+  if (type == 'L') member.path = text.substr(0, text.find('\0'));
+  if (type == 'K') member.link_path = text.substr(0, text.find('\0'));
   return true;
 }
 
-std::string MemberName(const TarHeader& header, const Overrides& overrides) {
-  if (overrides.name) return *overrides.name;
-  const bool has_prefix = Text(header.magic) == "ustar" && header.prefix[0] != '\0';
-  if (!has_prefix) return std::string(Text(header.name));
-  return fmt::format("{}/{}", Text(header.prefix), Text(header.name));
+std::string MemberName(const TarHeader& header, const PaxFields& member) {
+  if (member.path) return *member.path;
+  const std::string_view prefix = header.is_ustar() ? header.Text(erofs::kTarPrefix) : "";
+  const std::string_view name = header.Text(erofs::kTarName);
+  return prefix.empty() ? std::string(name) : fmt::format("{}/{}", prefix, name);
 }
 
-// A file that has no name and goes when it is closed.
-absl::StatusOr<UniqueFd> NamelessFile(const std::string& directory) {
-  return OpenFile(directory, O_TMPFILE | O_RDWR, 0600);
+absl::StatusOr<uint64_t> MemberSize(const TarHeader& header, const PaxFields& member) {
+  if (member.size) return *member.size;
+  ASSIGN_OR_RETURN(const int64_t size, header.Number(erofs::kTarSize), "size");
+  if (size < 0) return absl::InvalidArgumentError(fmt::format("size {}", size));
+  return static_cast<uint64_t>(size);
 }
 
 // A compressed archive in a temporary file, decompressed as far as it is asked for.
@@ -182,15 +87,10 @@ class DecompressedFile {
  public:
   static absl::StatusOr<std::unique_ptr<DecompressedFile>> Open(const ByteRange& archive,
                                                                 Compression compression) {
-    const char* const configured = std::getenv("TMPDIR");
-    const bool chosen = configured != nullptr && *configured != '\0';
-    const std::string directory = chosen ? configured : "/var/tmp";
-    const std::string context = fmt::format("temporary file in {} ({})", directory,
-                                            chosen ? "from TMPDIR" : "TMPDIR names another place");
-    ASSIGN_OR_RETURN(UniqueFd fd, NamelessFile(directory), "{}", context);
+    ASSIGN_OR_RETURN(UniqueFd fd, OpenScratch());
     // Not make_unique: the constructor is private.
     return std::unique_ptr<DecompressedFile>(
-        new DecompressedFile(archive, compression, std::move(fd), context));
+        new DecompressedFile(archive, compression, std::move(fd)));
   }
 
   // Whether the archive has at least `end` bytes; then they are in the file.
@@ -204,13 +104,11 @@ class DecompressedFile {
   const ByteRange& content() const { return content_; }
 
  private:
-  DecompressedFile(const ByteRange& archive, Compression compression, UniqueFd fd,
-                   std::string context)
+  DecompressedFile(const ByteRange& archive, Compression compression, UniqueFd fd)
       : archive_(archive),
         decompressor_(Decompressor::Create(compression)),
         content_(ByteRange::OfFile(UniqueFd(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)), kMaxOffset)),
-        file_(std::move(fd)),
-        context_(std::move(context)) {}
+        file_(std::move(fd)) {}
 
   absl::Status Continue() {
     if (rest_.empty() && !more_) {
@@ -231,7 +129,7 @@ class DecompressedFile {
                       std::max(kFreeSize, kMaxRatio * archive_.size), archive_.size));
     }
     RETURN_IF_ERROR(WriteFull(file_.get(), size_, std::span(output_).first(produced)), "{}",
-                    context_);
+                    ScratchName());
     size_ += produced;
     return absl::OkStatus();
   }
@@ -240,7 +138,6 @@ class DecompressedFile {
   const std::unique_ptr<Decompressor> decompressor_;
   const ByteRange content_;
   const UniqueFd file_;
-  const std::string context_;
   std::vector<std::byte> input_ = std::vector<std::byte>(kIoSize);
   std::vector<std::byte> output_ = std::vector<std::byte>(kIoSize);
   std::span<const std::byte> rest_;  // of the input, not yet decompressed
@@ -281,18 +178,19 @@ absl::StatusOr<TarIndex> TarIndex::Build(ByteRange archive) {
 }
 
 absl::Status TarIndex::AddMembers(const Reach& reach) {
-  Overrides overrides;
+  PaxFields described;  // of the next member, by extended headers
   uint64_t position = 0;
   for (;;) {
     ASSIGN_OR_RETURN(const bool more, reach(position + kTarBlock));
     if (!more) break;
     TarHeader header;
     RETURN_IF_ERROR(archive_.Read(position, std::as_writable_bytes(std::span(&header, 1))));
-    if (IsZero(header)) return absl::OkStatus();
-    RETURN_IF_ERROR(CheckHeader(header), "at {}", position);
-    ASSIGN_OR_RETURN(uint64_t size, Number({header.size, sizeof(header.size)}), "at {}: size",
-                     position);
-    size = overrides.size.value_or(size);
+    if (header.IsZero()) return absl::OkStatus();
+    if (!header.ChecksumMatches()) {
+      return absl::InvalidArgumentError(
+          fmt::format("at {}: not a tar archive, or damaged (wrong header checksum)", position));
+    }
+    ASSIGN_OR_RETURN(const uint64_t size, MemberSize(header, described), "at {}", position);
     position += kTarBlock;
     bool whole = size < kMaxOffset - position - kTarBlock;
     if (whole) {
@@ -302,25 +200,11 @@ absl::Status TarIndex::AddMembers(const Reach& reach) {
       return absl::DataLossError(fmt::format("at {}: archive ends inside a member", position));
     }
     const ByteRange content = archive_.Part(position, size);
-    ASSIGN_OR_RETURN(const bool extended, ApplyExtendedHeader(header.type, content, overrides),
+    ASSIGN_OR_RETURN(const bool extended, ApplyExtendedHeader(header.type(), content, described),
                      "at {}", position);
     if (!extended) {
-      const bool is_link = header.type == '1' || header.type == '2';
-      const bool is_file = header.type == '0' || header.type == '\0' || header.type == '7';
-      const std::optional<std::string> name = NormalName(MemberName(header, overrides));
-      if (name && (is_link || is_file)) {
-        Member member{.offset = position, .size = size, .is_link = is_link};
-        std::string target = overrides.link_name.value_or(std::string(Text(header.link_name)));
-        // A symbolic link starts from its own directory, a hard link from the top.
-        if (header.type == '2') target = fmt::format("{}/{}", DirectoryOf(*name), target);
-        if (is_link) member.target = NormalName(target).value_or("");
-        members_.insert_or_assign(*name, std::move(member));
-      }
-      if (members_.size() > kMaxMembers) {
-        return absl::ResourceExhaustedError(
-            fmt::format("more than {} members: not the archive of an image", kMaxMembers));
-      }
-      overrides = Overrides();
+      RETURN_IF_ERROR(AddMember(header, std::exchange(described, {}), position, size), "at {}",
+                      position);
     }
     // The last one may lack its padding.
     const uint64_t padded = (size + kTarBlock - 1) / kTarBlock * kTarBlock;
@@ -333,6 +217,32 @@ absl::Status TarIndex::AddMembers(const Reach& reach) {
     return absl::DataLossError(fmt::format("not a tar archive, or it ends early at {}", position));
   }
   return absl::OkStatus();
+}
+
+absl::Status TarIndex::AddMember(const TarHeader& header, const PaxFields& described,
+                                 uint64_t position, uint64_t size) {
+  const char type = header.type();
+  const bool is_link = type == '1' || type == '2';
+  const bool is_file = type == '0' || type == '\0' || type == '7';
+  const std::optional<std::string> name = NormalName(MemberName(header, described));
+  if (!name || (!is_link && !is_file)) return absl::OkStatus();
+  Member member{.offset = position, .size = size, .is_link = is_link};
+  if (is_link) {
+    std::string target =
+        described.link_path.value_or(std::string(header.Text(erofs::kTarLinkName)));
+    // A symbolic link starts from its own directory, a hard link from the top.
+    if (type == '2') target = fmt::format("{}/{}", DirectoryOf(*name), target);
+    member.target = NormalName(target).value_or("");
+  }
+  if (std::max(name->size(), member.target.size()) > kMaxNameLength) {
+    return absl::InvalidArgumentError(
+        fmt::format("name of {} bytes, or its target of {}: at most {}", name->size(),
+                    member.target.size(), kMaxNameLength));
+  }
+  members_.insert_or_assign(*name, std::move(member));
+  if (members_.size() <= kMaxMembers) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      fmt::format("more than {} members: not the archive of an image", kMaxMembers));
 }
 
 absl::StatusOr<ByteRange> TarIndex::Find(std::string_view name) const {

@@ -12,6 +12,8 @@
 #include <string>
 #include <string_view>
 
+#include "erofs/tar_header.h"
+#include "erofs/tar_pax.h"
 #include "fs/image/byte_range.h"
 
 namespace lamina::fs {
@@ -36,6 +38,9 @@ class TarIndex {
   // Whether the archive has at least `end` bytes; then they can be read.
   using Reach = std::function<absl::StatusOr<bool>(uint64_t end)>;
   absl::Status AddMembers(const Reach& reach);
+  // `described` is what extended headers say of it; its content is at `position`.
+  absl::Status AddMember(const erofs::TarHeader& header, const erofs::PaxFields& described,
+                         uint64_t position, uint64_t size);
 
   struct Member {
     uint64_t offset = 0;

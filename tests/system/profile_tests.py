@@ -6,8 +6,8 @@ import signal
 import subprocess
 import time
 
-from harness import (check, check_equal, drop_caches, need_root, noise, program, small_image, test,
-                     wait_until)
+from harness import (check, check_equal, drop_caches, need_root, noise, program, repetitions,
+                     small_image, test, wait_until)
 from oci_layout import Image
 from registry_server import Proxy
 from registry_tests import plain_registry
@@ -54,6 +54,16 @@ def _(workspace):
     output = workspace.path("profile")
     workspace.lamina("profile", "record", image, f"--state={workspace.state}", "-o", output, "--",
                      "sh", "-c", "exit 7", status=7)
+    check(json.loads(output.read_text())["touches"], "nothing was recorded")
+
+
+@test("profile.a-command-may-end-before-the-time-given")
+def _(workspace):
+    image = busybox_image(workspace)
+    output = workspace.path("profile")
+    for _ in range(repetitions(5)):
+        workspace.lamina("profile", "record", image, f"--state={workspace.state}", "-o", output,
+                         "--for=3600", "--", "true", timeout=60)
     check(json.loads(output.read_text())["touches"], "nothing was recorded")
 
 

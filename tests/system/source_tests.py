@@ -323,3 +323,55 @@ def _(workspace):
         check_equal(process.returncode, 128 + number, f"exit code ({error!r})")
         check(error.startswith(b"lamina: convert "), f"the error is {error!r}")
         check_equal(os.listdir(parent), [], "what is left")
+
+
+@test("convert.all-platforms-keep-their-order-and-none-is-lost")
+def _(workspace):
+    layout = workspace.path("layout")
+    platforms = [{"architecture": "amd64", "os": "linux"},
+                 {"architecture": "amd64", "os": "linux", "variant": "v3"},
+                 {"architecture": "arm", "os": "linux", "variant": "v6"},
+                 {"architecture": "arm", "os": "linux", "variant": "v7"}]
+    for architecture in ("amd64", "arm"):
+        image_for(architecture, architecture.encode()).write(layout, None)
+    place = Layout(layout)
+    manifests = {m["platform"]["architecture"]: m for m in place.index()["manifests"]}
+    # Clients take the first that fits; two platforms may have one manifest.
+    place.write_index({"schemaVersion": 2, "manifests": [
+        dict(manifests[platform["architecture"]], platform=platform) for platform in platforms]})
+    nest_index(place)
+    out = workspace.path("out")
+    workspace.lamina("convert", f"oci:{layout}:multi", f"oci:{out}:multi", "--platform=all")
+    result = Layout(out)
+    index = result.get_json(result.index()["manifests"][0]["digest"])
+    check_equal([m["platform"] for m in index["manifests"]], platforms, "platforms of the result")
+
+
+@test("verify.json-tells-of-a-damaged-manifest")
+def _(workspace):
+    image = workspace.converted(small_image({"file": b"content"}))
+    layout = Layout(workspace.path("converted"))
+    digest = layout.index()["manifests"][0]["digest"]
+    layout.replace_blob(digest, layout.get(digest).replace(b"layers", b"Layers"))
+    result = workspace.lamina("verify", "--json", image, status=1)
+    report = json.loads(result.stdout)
+    check(not report["intact"] and digest in report["error"], f"the report is {report}")
+    missing = workspace.lamina("verify", "--json", f"oci:{workspace.path('nowhere')}", status=1)
+    check_equal(missing.stdout, "", "standard output for an image that is not there")
+
+
+@test("verify.an-empty-tmpdir-is-none")
+def _(workspace):
+    image = workspace.converted(small_image({"file": b"content"}))
+    workspace.lamina("verify", image, env=dict(os.environ, TMPDIR=""))
+
+
+@test("reference.a-working-directory-with-a-colon-is-refused")
+def _(workspace):
+    image = workspace.converted(small_image({"file": b"content"}))
+    place = workspace.path("a:b")
+    place.mkdir()
+    result = workspace.lamina("mount", "oci:converted:latest", workspace.new_directory(), cwd=place,
+                              status=1)
+    check("has a colon" in result.stderr, f"the error is {result.stderr!r}")
+    workspace.lamina("verify", image, cwd=place)

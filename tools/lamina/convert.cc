@@ -144,6 +144,16 @@ class StopSignals {
   std::thread thread_;
 };
 
+// The line is gone when this returns: what is printed next starts where it was.
+absl::StatusOr<fs::ConvertResult> ConvertWithProgress(fs::ConvertOptions options) {
+  ProgressLine line;
+  options.progress = [&line](const fs::ConvertOptions::Progress& progress) {
+    line.Update(fmt::format("layer {} of {}", progress.layer + 1, progress.layers),
+                progress.source_bytes_read, progress.source_bytes);
+  };
+  return fs::Convert(options);
+}
+
 absl::StatusOr<int> Run(Options& options) {
   RETURN_IF_ERROR(UsageError(CheckReferences(options.convert)));
   ASSIGN_OR_RETURN(options.convert.access.settings, ToSettings(options.registry));
@@ -161,13 +171,8 @@ absl::StatusOr<int> Run(Options& options) {
   }
   const StopSignals signals;
   options.convert.cancelled = [&signals] { return signals.signal() != 0; };
-  ProgressLine line;
-  options.convert.progress = [&line](const fs::ConvertOptions::Progress& progress) {
-    line.Update(fmt::format("layer {} of {}", progress.layer + 1, progress.layers),
-                progress.source_bytes_read, progress.source_bytes);
-  };
   const auto start = std::chrono::steady_clock::now();
-  const absl::StatusOr<fs::ConvertResult> converted = fs::Convert(options.convert);
+  const absl::StatusOr<fs::ConvertResult> converted = ConvertWithProgress(options.convert);
   if (absl::IsCancelled(converted.status())) {
     PrintError(std::string(converted.status().message()));
     return 128 + signals.signal();

@@ -100,23 +100,21 @@ absl::Status VerifyLayers(const fs::Image& image) {
 
 absl::StatusOr<int> Verify(const Options& options) {
   RETURN_IF_ERROR(AbsoluteReference(options.image).status());
-  ASSIGN_OR_RETURN(const fs::Image image, Open(options), "verify {}", options.image);
-  if (absl::Status status = VerifyLayers(image); !status.ok()) {
-    if (options.json) {
-      PrintJson({{"image", options.image},
-                 {"manifest_digest", image.manifest_digest.ToString()},
-                 {"intact", false},
-                 {"error", std::string(status.message())}});
-    }
-    return Annotate(std::move(status), "verify " + options.image);
+  const absl::StatusOr<fs::Image> image = Open(options);
+  json report = {{"image", options.image}};
+  if (image.ok()) report["manifest_digest"] = image->manifest_digest.ToString();
+  absl::Status status = image.ok() ? VerifyLayers(*image) : image.status();
+  // That an image is not there, or its origin not to be reached, says nothing of it.
+  const bool of_the_image = image.ok() || absl::IsDataLoss(status);
+  if (options.json && of_the_image) {
+    report["intact"] = status.ok();
+    if (!status.ok()) report["error"] = std::string(status.message());
+    PrintJson(report);
   }
-  if (options.json) {
-    PrintJson({{"image", options.image},
-               {"manifest_digest", image.manifest_digest.ToString()},
-               {"intact", true}});
-  } else {
-    PrintText("{}: intact ({} layers, {})\n", options.image, image.layers.size(),
-              image.manifest_digest.ToString());
+  RETURN_IF_ERROR(status, "verify {}", options.image);
+  if (!options.json) {
+    PrintText("{}: intact ({} layers, {})\n", options.image, image->layers.size(),
+              image->manifest_digest.ToString());
   }
   return kExitOk;
 }

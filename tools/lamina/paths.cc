@@ -30,7 +30,17 @@ absl::StatusOr<std::string> AbsoluteReference(const std::string& reference) {
   const absl::Status valid = fs::ImageReference::ParseConverted(reference).status();
   if (!valid.ok()) return UsageError(valid);
   if (!reference.starts_with(kPrefix)) return reference;
-  return fmt::format("{}{}", kPrefix, AbsolutePath(reference.substr(kPrefix.size())));
+  const std::string path = reference.substr(kPrefix.size());
+  const std::string absolute = AbsolutePath(path);
+  // The first colon of a reference ends the directory.
+  const size_t added = absolute.size() - path.size();
+  if (absolute.find(':') < added) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: the working directory has a colon, which no oci: reference can name: use "
+                    "it through a symbolic link without one",
+                    reference));
+  }
+  return fmt::format("{}{}", kPrefix, absolute);
 }
 
 absl::Status MakeAbsolute(std::vector<std::string>& references) {

@@ -13,6 +13,7 @@
 
 #include "chunkstore/base/file.h"
 #include "chunkstore/base/json.h"
+#include "chunkstore/base/signals.h"
 #include "fs/engine/client.h"
 #include "fs/image/oci.h"
 #include "fs/image/profile.h"
@@ -60,6 +61,7 @@ class TimedRecording {
   TimedRecording(fs::Client client, std::string target, double seconds)
       : client_(std::move(client)), target_(std::move(target)) {
     if (seconds <= 0) return;
+    const BlockedSignals blocked;  // they are for who waits for the container
     timer_ = std::jthread([this, seconds](const std::stop_token& stop) {
       std::mutex mutex;
       std::condition_variable_any never;
@@ -111,12 +113,6 @@ absl::Status WaitForStop(double seconds) {
   return absl::OkStatus();
 }
 
-// The engine of the state directory that was given, or of the one that the mount tells.
-fs::Client ClientFor(const std::string& state, const std::string& target) {
-  return {state.empty() ? fs::StateOfMount(target).value_or(fs::DefaultStateDirectory()) : state,
-          ProgramPath()};
-}
-
 absl::StatusOr<int> Record(RecordOptions& options) {
   if (options.mount.empty()) {
     if (options.container.image.empty()) {
@@ -131,7 +127,7 @@ absl::StatusOr<int> Record(RecordOptions& options) {
         absl::InvalidArgumentError("profile record: an image or --mount DIR, not both"));
   }
   ASSIGN_OR_RETURN(const std::string target, ExistingDirectory(options.mount), "--mount");
-  fs::Client client = ClientFor(options.container.state, target);
+  fs::Client client = fs::Client(StateFor(options.container.state, target), ProgramPath());
   RETURN_IF_ERROR(Start(client, target), "record a profile");
   const absl::Status waited = WaitForStop(options.seconds);
   ASSIGN_OR_RETURN(const fs::Profile profile, Stop(client, target), "record a profile");
@@ -148,14 +144,14 @@ struct LiveOptions {
 
 absl::StatusOr<int> StartLive(const LiveOptions& options) {
   ASSIGN_OR_RETURN(const std::string target, ExistingDirectory(options.mount));
-  fs::Client client = ClientFor(options.state, target);
+  fs::Client client = fs::Client(StateFor(options.state, target), ProgramPath());
   RETURN_IF_ERROR(Start(client, target), "record a profile");
   return kExitOk;
 }
 
 absl::StatusOr<int> StopLive(const LiveOptions& options) {
   ASSIGN_OR_RETURN(const std::string target, ExistingDirectory(options.mount));
-  fs::Client client = ClientFor(options.state, target);
+  fs::Client client = fs::Client(StateFor(options.state, target), ProgramPath());
   ASSIGN_OR_RETURN(const fs::Profile profile, Stop(client, target), "record a profile");
   RETURN_IF_ERROR(Write(options.output, profile));
   return kExitOk;
