@@ -24,6 +24,8 @@
 // crash, a truncated or damaged file and a restored backup with one rule, and needs no mark of a
 // clean end. Damaged tables are fetched again, and the frames stay; a section table that is not
 // exactly the descriptor's has everything fetched again, since nothing else says whose data it is.
+// Bytes whose bits were lost are punched when the blob is opened. And what a file system could not write
+// to its disk is found out within seconds: all frames of the data file are checked again then.
 #ifndef LAMINA_CHUNKSTORE_BLOB_STORE_H_
 #define LAMINA_CHUNKSTORE_BLOB_STORE_H_
 

@@ -45,6 +45,9 @@ class CachedBlob {
   // Takes frames out of the data file, but for those that are in use or under way at this moment.
   // Returns the bytes that this freed.
   virtual absl::StatusOr<uint64_t> Evict(std::span<const uint32_t> frames) = 0;
+  // Has all frames checked before they are used again if the file system could not write some of the
+  // data file to its disk. To be called every few seconds, by one thread.
+  virtual void CheckWriteBack() = 0;
   virtual uint64_t present_bytes() const = 0;
   // Somebody has it attached.
   virtual bool attached() const = 0;
@@ -53,7 +56,9 @@ class CachedBlob {
 // Thread-safe. Shared by a store and its blobs, which may outlive the store: Stop() ends all
 // eviction.
 //
-// Eviction starts in the background, on a thread of its own, before the limit is reached, and goes
+// A thread of its own looks every few seconds whether data files could be written to the disk.
+//
+// Eviction starts in the background, on that thread, before the limit is reached, and goes
 // on until there is some room again. Whoever stores a frame when there is none left evicts what it
 // needs itself. Frames that readers are waiting for or reading are never evicted, nor are those of
 // pinned blobs: if nothing else is left, the limit is exceeded, by no more than that.
@@ -160,6 +165,7 @@ class NodeCache {
     std::call_once(scanned_, [this] { Scan(); });
   }
   void Work();
+  void CheckWriteBack();
   void UpdateLimit();
   // What counts against the limit.
   uint64_t wanted() const { return used_.load() + reserved_.load(); }

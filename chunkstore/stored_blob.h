@@ -65,6 +65,7 @@ class StoredBlob : public Blob, public CachedBlob, public std::enable_shared_fro
 
   void VisitFrames(const std::function<void(uint32_t frame, UseTime used)>& visit) const override;
   absl::StatusOr<uint64_t> Evict(std::span<const uint32_t> frames) override;
+  void CheckWriteBack() override;
 
  private:
   friend class BulkFetch;
@@ -101,6 +102,7 @@ class StoredBlob : public Blob, public CachedBlob, public std::enable_shared_fro
   void FetchFromOrigin(const Work& work);
   absl::Status StoreFrame(uint32_t frame, std::span<const std::byte> compressed, const Work& work);
   absl::Status WriteFrame(uint32_t frame, std::span<const std::byte> bytes);
+  void PunchLostFrames();
   // After a write that failed half way, on a full disk: nothing counts what was written.
   void PunchMissing(FrameRange frames);
   absl::Status ReadFrameThrough(uint32_t frame, std::span<std::byte> into, ReadStats& stats);
@@ -127,6 +129,7 @@ class StoredBlob : public Blob, public CachedBlob, public std::enable_shared_fro
   std::atomic<bool> loading_chunks_{false};
   std::atomic<const ChunkTable*> chunks_{nullptr};
   std::atomic<std::chrono::steady_clock::duration> logged_at_{};
+  int distrusted_ = 0;  // how often CheckWriteBack() is to have all frames checked again
 };
 
 }  // namespace lamina::chunkstore
