@@ -11,6 +11,8 @@ namespace lamina::chunkstore {
 struct CacheLimits {
   uint64_t max_bytes = std::numeric_limits<uint64_t>::max();  // of content
   uint64_t min_free = 0;  // what the file system must keep free for others
+  // Nothing is evicted in the background before the first blob is attached.
+  bool once_attached = false;
 
   bool bounded() const {
     return max_bytes != std::numeric_limits<uint64_t>::max() || min_free != 0;

@@ -82,7 +82,8 @@ NodeCache::NodeCache(const CacheLimits& limits, std::string directory, OpenBlob 
       directory_(std::move(directory)),
       open_(std::move(open)),
       clock_(kFirstTime),
-      limit_(limits.max_bytes) {}
+      limit_(limits.max_bytes),
+      keeps_limits_(!limits.once_attached) {}
 
 void NodeCache::Start() {
   if (!limits_.bounded() && directory_.empty()) return;
@@ -218,7 +219,7 @@ void NodeCache::Work() {
       CheckWriteBack();
       checked = steady_clock::now();
     }
-    if (wanted() > HighMark(limit())) {
+    if (keeps_limits_ && wanted() > HighMark(limit())) {
       while (EvictTo(LowMark(limit()), kAnyTime) != 0) {
       }
     }

@@ -99,6 +99,8 @@ class NodeCache {
   // returns when it was last used; its bytes are then counted with Add(), until Closed() takes them
   // over.
   UseTime Opened(const Digest& key, std::weak_ptr<CachedBlob> blob);
+  // A user has come: limits are kept from now on, if they were not (CacheLimits::once_attached).
+  void Attached() { keeps_limits_.store(true, std::memory_order_relaxed); }
   void Closed(const Digest& key, uint64_t present_bytes, UseTime used);
   void Add(uint64_t bytes) { used_.fetch_add(bytes); }
   void Subtract(uint64_t bytes) { used_.fetch_sub(bytes); }
@@ -190,6 +192,7 @@ class NodeCache {
   std::atomic<uint64_t> evicted_{0};
   std::atomic<uint64_t> limit_;
   std::atomic<uint64_t> limit_is_of_{0};  // used_ when limit_ was found
+  std::atomic<bool> keeps_limits_;
   std::once_flag scanned_;
 
   std::mutex mutex_;  // guards what the blobs are; never held while one is called or let go of

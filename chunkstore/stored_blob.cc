@@ -120,6 +120,7 @@ StoredBlob::~StoredBlob() { cache_->Closed(key_, local_->present_bytes(), last_u
 
 std::shared_ptr<Blob> StoredBlob::NewHandle() {
   local_->MarkUsed();
+  cache_->Attached();
   return {std::make_shared<Handle>(shared_from_this()), this};
 }
 
