@@ -101,6 +101,15 @@ absl::Status Rename(const std::string& from, const std::string& to) {
   return ErrnoStatus(errno, fmt::format("rename {} to {}", from, to));
 }
 
+// Whether a data file that takes `taken` bytes holds more than the `present` ones. File systems count
+// their extents, and whole blocks of theirs, which may be larger than ours.
+bool TakesMore(uint64_t taken, uint64_t present) {
+  constexpr uint64_t kOverhead = 1 << 20;
+  return taken > present + present / 8 + kOverhead;
+}
+
+uint64_t TakenBy(const struct stat& file) { return static_cast<uint64_t>(file.st_blocks) * 512; }
+
 absl::StatusOr<Digest> ReadLayer(const std::string& directory) {
   constexpr uint64_t kMaxLength = 128;
   ASSIGN_OR_RETURN(const std::string text, ReadFileToString(directory + kLayer, kMaxLength));
@@ -115,6 +124,26 @@ absl::StatusOr<SectionTable> ReadSections(const std::string& directory,
   ASSIGN_OR_RETURN(SectionTable sections, SectionTable::Parse(AsBytes(bytes), descriptor), "{}",
                    path);
   return sections;
+}
+
+// Checks neither file: it is only counted with.
+uint64_t BytesInBitmap(const std::string& directory) {
+  constexpr uint64_t kMaxFile = 1 << 30;
+  const auto bitmap = ReadFileToString(directory + kPresent, kMaxFile);
+  if (!bitmap.ok() || bitmap->find_first_not_of('\0') == std::string::npos) return 0;
+  const auto frames = ReadFileToString(directory + kFrames, kMaxFile);
+  if (!frames.ok()) return 0;
+  const uint64_t count =
+      std::min<uint64_t>(bitmap->size() * 8, frames->size() / sizeof(FrameRecord));
+  uint64_t bytes = 0;
+  for (uint64_t frame = 0; frame < count; ++frame) {
+    // Words are little-endian, so bit n of the map is bit n % 8 of byte n / 8.
+    if (((*bitmap)[frame / 8] >> (frame % 8) & 1) == 0) continue;
+    FrameRecord record{};
+    std::memcpy(&record, frames->data() + frame * sizeof(record), sizeof(record));
+    bytes += uint64_t{std::min(record.blocks, kBlocksPerFrame)} * kBlockSize;
+  }
+  return bytes;
 }
 
 absl::StatusOr<UniqueFd> NewMemoryFile(uint64_t size) {
@@ -160,24 +189,11 @@ std::vector<BlobFiles> FindBlobFiles(const std::string& directory) {
   return found;
 }
 
-// Checks neither file: it is only counted with.
 uint64_t PresentBytes(const std::string& directory) {
-  constexpr uint64_t kMaxFile = 1 << 30;
-  const auto bitmap = ReadFileToString(directory + kPresent, kMaxFile);
-  if (!bitmap.ok() || bitmap->find_first_not_of('\0') == std::string::npos) return 0;
-  const auto frames = ReadFileToString(directory + kFrames, kMaxFile);
-  if (!frames.ok()) return 0;
-  const uint64_t count =
-      std::min<uint64_t>(bitmap->size() * 8, frames->size() / sizeof(FrameRecord));
-  uint64_t bytes = 0;
-  for (uint64_t frame = 0; frame < count; ++frame) {
-    // Words are little-endian, so bit n of the map is bit n % 8 of byte n / 8.
-    if (((*bitmap)[frame / 8] >> (frame % 8) & 1) == 0) continue;
-    FrameRecord record{};
-    std::memcpy(&record, frames->data() + frame * sizeof(record), sizeof(record));
-    bytes += uint64_t{std::min(record.blocks, kBlocksPerFrame)} * kBlockSize;
-  }
-  return bytes;
+  const uint64_t bytes = BytesInBitmap(directory);
+  struct stat data {};
+  if (::stat((directory + kData).c_str(), &data) != 0) return bytes;
+  return TakesMore(TakenBy(data), bytes) ? TakenBy(data) : bytes;
 }
 
 absl::StatusOr<LayerDescriptor> DescriptorOf(const std::string& directory) {
@@ -354,6 +370,32 @@ absl::Status LocalBlob::Punch(uint32_t first, uint32_t end) {
   }
   return ErrnoStatus(errno, fmt::format("punch a hole into {}{}", directory_, kData));
 }
+
+bool LocalBlob::HasLostFrames() const {
+  struct stat data {};
+  return !in_memory() && ::fstat(data_.get(), &data) == 0 &&
+         TakesMore(TakenBy(data), present_bytes());
+}
+
+absl::Status LocalBlob::PunchLostFrames() {
+  for (uint32_t first = 0, end = 0; first < frames_.size(); first = end + 1) {
+    for (end = first; end < frames_.size() && !present_->Test(end);) ++end;
+    if (end > first) RETURN_IF_ERROR(Punch(first, end));
+  }
+  return absl::OkStatus();
+}
+
+bool LocalBlob::WriteBackFailed() {
+  // The wait is for bytes that are not there, so for nothing. Then it tells of errors of the whole file,
+  // each once for each time that the file was opened (Linux, fs/sync.c, sync_file_range;
+  // mm/filemap.c, file_check_and_advance_wb_err).
+  return !in_memory() &&
+         ::sync_file_range(data_.get(), static_cast<off_t>(data_size_), 1,
+                           SYNC_FILE_RANGE_WAIT_BEFORE) != 0 &&
+         errno != ENOSYS;
+}
+
+void LocalBlob::DropPages() { ::posix_fadvise(data_.get(), 0, 0, POSIX_FADV_DONTNEED); }
 
 bool LocalBlob::CheckFrame(uint32_t frame, std::span<std::byte> buffer) {
   const FrameRecord& record = frames_[frame];

@@ -56,7 +56,8 @@ struct BlobFiles {
 };
 // All blobs in `directory`.
 std::vector<BlobFiles> FindBlobFiles(const std::string& directory);
-// Bytes of the frames that the bitmap in a blob's directory says are in the data file.
+// Bytes of the frames that the bitmap in a blob's directory says are in the data file; what that takes
+// on the disk if it is clearly more (LocalBlob::HasLostFrames).
 uint64_t PresentBytes(const std::string& directory);
 // The descriptor of the blob in such a directory, from its own files. kDataLoss if they are not those
 // of a blob of that name.
@@ -113,6 +114,19 @@ class LocalBlob {
   // Gives the blocks of the frames from `first` to before `end`, which are forgotten, back to the
   // file system. They read as zeros then.
   absl::Status Punch(uint32_t first, uint32_t end);
+
+  // The data file takes clearly more than what is present: a crash of the machine, or damage, has left
+  // bytes whose bits are gone, which nothing counts and evicts.
+  bool HasLostFrames() const;
+  // Punches all that is not present. By whoever opened the blob, before anything is fetched.
+  absl::Status PunchLostFrames();
+
+  // True if the file system has failed to write some of the data file to its disk since this was last
+  // asked: pages that were right may read as something else, zeros for one, once they leave the memory.
+  bool WriteBackFailed();
+  // Lets go of all pages of the data file that are not to be written any more, so that what is read
+  // is what the disk has.
+  void DropPages();
 
   // The chunk table from the local file: kNotFound or kDataLoss as above. It lives as long as the
   // blob.

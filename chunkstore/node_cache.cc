@@ -15,7 +15,8 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// How often the free space is looked at when nothing is stored: others fill the disk too.
+// How often the free space is looked at when nothing is stored: others fill the disk too. And how often
+// it is asked whether the disk has taken what was written.
 constexpr std::chrono::seconds kPeriod(5);
 // Bytes stored after which the free space is looked at again.
 constexpr uint64_t kLimitGoodFor = 16 << 20;
@@ -81,10 +82,11 @@ NodeCache::NodeCache(const CacheLimits& limits, std::string directory, OpenBlob 
       directory_(std::move(directory)),
       open_(std::move(open)),
       clock_(kFirstTime),
-      limit_(limits.max_bytes) {}
+      limit_(limits.max_bytes),
+      keeps_limits_(!limits.once_attached) {}
 
 void NodeCache::Start() {
-  if (!limits_.bounded()) return;
+  if (!limits_.bounded() && directory_.empty()) return;
   UpdateLimit();
   thread_ = std::thread([this] { Work(); });
 }
@@ -205,6 +207,7 @@ absl::StatusOr<NodeCache::Room> NodeCache::MakeRoom(uint64_t bytes, UseTime befo
 
 void NodeCache::Work() {
   ScanOnce();
+  steady_clock::time_point checked = steady_clock::now();
   std::unique_lock lock(wake_mutex_);
   while (!stopped_) {
     wake_.wait_for(lock, kPeriod, [this] { return stopped_ || woken_; });
@@ -212,12 +215,27 @@ void NodeCache::Work() {
     lock.unlock();
     Tick();
     UpdateLimit();
-    if (wanted() > HighMark(limit())) {
+    if (steady_clock::now() - checked >= kPeriod) {
+      CheckWriteBack();
+      checked = steady_clock::now();
+    }
+    if (keeps_limits_ && wanted() > HighMark(limit())) {
       while (EvictTo(LowMark(limit()), kAnyTime) != 0) {
       }
     }
     lock.lock();
   }
+}
+
+void NodeCache::CheckWriteBack() {
+  std::vector<std::shared_ptr<CachedBlob>> open;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [key, known] : blobs_) {
+      if (std::shared_ptr<CachedBlob> blob = known.blob.lock()) open.push_back(std::move(blob));
+    }
+  }
+  for (const std::shared_ptr<CachedBlob>& blob : open) blob->CheckWriteBack();
 }
 
 void NodeCache::Shrink(uint64_t bytes) {

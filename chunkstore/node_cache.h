@@ -31,8 +31,7 @@ namespace lamina::chunkstore {
 
 // Blobs are named by LayerDescriptor::Key() here.
 //
-// When a frame was last used, as NodeCache::now() tells it.
-using UseTime = uint32_t;
+// Later than all that NodeCache::now() tells.
 inline constexpr UseTime kAnyTime = std::numeric_limits<UseTime>::max();
 
 // A blob as the cache sees it. Thread-safe.
@@ -45,6 +44,9 @@ class CachedBlob {
   // Takes frames out of the data file, but for those that are in use or under way at this moment.
   // Returns the bytes that this freed.
   virtual absl::StatusOr<uint64_t> Evict(std::span<const uint32_t> frames) = 0;
+  // Has all frames checked before they are used again if the file system could not write some of the
+  // data file to its disk. To be called every few seconds, by one thread.
+  virtual void CheckWriteBack() = 0;
   virtual uint64_t present_bytes() const = 0;
   // Somebody has it attached.
   virtual bool attached() const = 0;
@@ -53,7 +55,9 @@ class CachedBlob {
 // Thread-safe. Shared by a store and its blobs, which may outlive the store: Stop() ends all
 // eviction.
 //
-// Eviction starts in the background, on a thread of its own, before the limit is reached, and goes
+// A thread of its own looks every few seconds whether data files could be written to the disk.
+//
+// Eviction starts in the background, on that thread, before the limit is reached, and goes
 // on until there is some room again. Whoever stores a frame when there is none left evicts what it
 // needs itself. Frames that readers are waiting for or reading are never evicted, nor are those of
 // pinned blobs: if nothing else is left, the limit is exceeded, by no more than that.
@@ -94,6 +98,8 @@ class NodeCache {
   // returns when it was last used; its bytes are then counted with Add(), until Closed() takes them
   // over.
   UseTime Opened(const Digest& key, std::weak_ptr<CachedBlob> blob);
+  // A user has come: limits are kept from now on, if they were not (CacheLimits::once_attached).
+  void Attached() { keeps_limits_.store(true, std::memory_order_relaxed); }
   void Closed(const Digest& key, uint64_t present_bytes, UseTime used);
   void Add(uint64_t bytes) { used_.fetch_add(bytes); }
   void Subtract(uint64_t bytes) { used_.fetch_sub(bytes); }
@@ -160,6 +166,7 @@ class NodeCache {
     std::call_once(scanned_, [this] { Scan(); });
   }
   void Work();
+  void CheckWriteBack();
   void UpdateLimit();
   // What counts against the limit.
   uint64_t wanted() const { return used_.load() + reserved_.load(); }
@@ -184,6 +191,7 @@ class NodeCache {
   std::atomic<uint64_t> evicted_{0};
   std::atomic<uint64_t> limit_;
   std::atomic<uint64_t> limit_is_of_{0};  // used_ when limit_ was found
+  std::atomic<bool> keeps_limits_;
   std::once_flag scanned_;
 
   std::mutex mutex_;  // guards what the blobs are; never held while one is called or let go of

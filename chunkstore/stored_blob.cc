@@ -108,6 +108,7 @@ std::shared_ptr<StoredBlob> StoredBlob::Create(const LayerDescriptor& descriptor
                                                std::shared_ptr<Origin> origin, Shared shared) {
   const std::shared_ptr<StoredBlob> blob(
       new StoredBlob(descriptor, std::move(local), std::move(origin), std::move(shared)));
+  if (blob->local_->HasLostFrames()) blob->PunchLostFrames();
   const UseTime used = blob->cache_->Opened(blob->key_, blob);
   blob->last_used_ = used;
   for (std::atomic<UseTime>& time : blob->used_) time.store(used, std::memory_order_relaxed);
@@ -119,6 +120,7 @@ StoredBlob::~StoredBlob() { cache_->Closed(key_, local_->present_bytes(), last_u
 
 std::shared_ptr<Blob> StoredBlob::NewHandle() {
   local_->MarkUsed();
+  cache_->Attached();
   return {std::make_shared<Handle>(shared_from_this()), this};
 }
 
@@ -206,6 +208,41 @@ absl::StatusOr<uint64_t> StoredBlob::Evict(std::span<const uint32_t> frames) {
   scheduler_.Release(claimed);
   if (!status.ok()) return status;
   return freed;
+}
+
+void StoredBlob::CheckWriteBack() {
+  if (local_->WriteBackFailed()) {
+    spdlog::error(
+        "{}: the disk did not take what was written to the data file; frames are checked "
+        "before they are used again",
+        name());
+    distrusted_ = 2;  // a few seconds later those that were under way at first
+  }
+  if (distrusted_ == 0) return;
+  --distrusted_;
+  // As an evictor, but that the frames stay. Without their pages, which may be right for now.
+  std::vector<uint32_t> claimed;
+  local_->present().ForEach([&](uint32_t frame) {
+    if (scheduler_.ClaimToEvict(frame)) claimed.push_back(frame);
+  });
+  cache_->readers().AwaitReaders();
+  local_->DropPages();
+  scheduler_.Release(claimed);
+}
+
+// Copies between blobs may have found a chunk in what is punched.
+void StoredBlob::PunchLostFrames() {
+  spdlog::warn(
+      "{}: the data file has bytes of frames that are not known to be there any more; they "
+      "are removed",
+      name());
+  DataReaders& readers = cache_->readers();
+  readers.BeginEviction(key_);
+  readers.AwaitReaders();
+  if (const absl::Status status = local_->PunchLostFrames(); !status.ok()) {
+    spdlog::warn("{}: {}", name(), TextOf(status));
+  }
+  readers.EndEviction(key_);
 }
 
 void StoredBlob::FetchFrames(std::span<const uint32_t> frames, UseTime since, ReadStats& stats,

@@ -56,8 +56,9 @@ class StoredBlob : public Blob, public CachedBlob, public std::enable_shared_fro
              std::function<void(absl::Status)> done) override;
   void ShareChunks() override;
   absl::Status ReadThrough(uint64_t offset, std::span<std::byte> into, ReadStats& stats) override;
-  void FetchBulk(uint32_t first, uint32_t end, Priority priority, std::shared_ptr<ReadStats> stats,
-                 std::stop_token stop, std::function<void(absl::Status)> done) override;
+  void FetchBulk(uint32_t first, uint32_t end, Priority priority, std::optional<UseTime> since,
+                 std::shared_ptr<ReadStats> stats, std::stop_token stop,
+                 std::function<void(absl::Status)> done) override;
   bool Present(uint32_t frame) const override { return local_->present().Test(frame); }
   uint64_t present_frames() const override { return local_->present().count(); }
   uint64_t present_bytes() const override { return local_->present_bytes(); }
@@ -65,6 +66,7 @@ class StoredBlob : public Blob, public CachedBlob, public std::enable_shared_fro
 
   void VisitFrames(const std::function<void(uint32_t frame, UseTime used)>& visit) const override;
   absl::StatusOr<uint64_t> Evict(std::span<const uint32_t> frames) override;
+  void CheckWriteBack() override;
 
  private:
   friend class BulkFetch;
@@ -101,6 +103,7 @@ class StoredBlob : public Blob, public CachedBlob, public std::enable_shared_fro
   void FetchFromOrigin(const Work& work);
   absl::Status StoreFrame(uint32_t frame, std::span<const std::byte> compressed, const Work& work);
   absl::Status WriteFrame(uint32_t frame, std::span<const std::byte> bytes);
+  void PunchLostFrames();
   // After a write that failed half way, on a full disk: nothing counts what was written.
   void PunchMissing(FrameRange frames);
   absl::Status ReadFrameThrough(uint32_t frame, std::span<std::byte> into, ReadStats& stats);
@@ -127,6 +130,7 @@ class StoredBlob : public Blob, public CachedBlob, public std::enable_shared_fro
   std::atomic<bool> loading_chunks_{false};
   std::atomic<const ChunkTable*> chunks_{nullptr};
   std::atomic<std::chrono::steady_clock::duration> logged_at_{};
+  int distrusted_ = 0;  // how often CheckWriteBack() is to have all frames checked again
 };
 
 }  // namespace lamina::chunkstore

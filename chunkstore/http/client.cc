@@ -68,6 +68,14 @@ class EventClient : public Client {
     Curl().multi_wakeup(multi_);
   }
 
+  void Stop() override {
+    {
+      std::lock_guard lock(mutex_);
+      refusing_ = true;
+    }
+    Curl().multi_wakeup(multi_);
+  }
+
  private:
   // A request that is not finished.
   struct Pending {
@@ -86,6 +94,10 @@ class EventClient : public Client {
       }
       Curl().multi_poll(multi_, nullptr, 0, Patience(), nullptr);
     }
+    FailAll();
+  }
+
+  void FailAll() {
     while (!pending_.empty()) {
       Finish(pending_.begin(), absl::CancelledError("the HTTP client was stopped"));
     }
@@ -97,17 +109,20 @@ class EventClient : public Client {
     std::vector<uint64_t> cancelled;
     std::vector<uint64_t> resumed;
     bool stopped = false;
+    bool refusing = false;
     {
       std::lock_guard lock(mutex_);
       added.swap(added_);
       cancelled.swap(cancelled_);
       resumed.swap(resumed_);
       stopped = stopped_;
+      refusing = refusing_;
     }
     for (auto& [id, transfer] : added) {
       pending_.emplace(id, Pending{std::move(transfer)});
       waiting_.push_back(id);
     }
+    if (refusing) FailAll();
     for (const uint64_t id : cancelled) {
       const auto found = pending_.find(id);
       if (found != pending_.end()) Finish(found, absl::CancelledError("cancelled"));
@@ -181,11 +196,12 @@ class EventClient : public Client {
   const ClientOptions options_;
   CURLM* const multi_;
 
-  std::mutex mutex_;  // guards the next five
+  std::mutex mutex_;  // guards the next six
   std::deque<std::pair<uint64_t, std::unique_ptr<Transfer>>> added_;
   std::vector<uint64_t> cancelled_;
   std::vector<uint64_t> resumed_;
   uint64_t next_id_ = 1;
+  bool refusing_ = false;  // Stop()
   bool stopped_ = false;
 
   // The event thread's.

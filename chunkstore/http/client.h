@@ -108,6 +108,10 @@ class Client {
   // Goes on with a request whose sink wanted a break.
   virtual void Resume(uint64_t id) = 0;
 
+  // Requests that run, and all that are started from now on, fail with kCancelled: for whoever ends
+  // and would have to wait for servers that do not answer.
+  virtual void Stop() = 0;
+
   // Start, and wait.
   absl::StatusOr<Response> Perform(Request request);
 };

@@ -51,7 +51,8 @@ absl::StatusOr<chunkstore::CacheLimits> LimitsFor(const CacheOptions& options,
   if (::statvfs(directory.c_str(), &info) != 0) return ErrnoStatus(errno, "statvfs " + directory);
   const uint64_t bytes = uint64_t{info.f_blocks} * info.f_frsize;
   return chunkstore::CacheLimits{.max_bytes = options.size.Of(bytes),
-                                 .min_free = options.free.Of(bytes)};
+                                 .min_free = options.free.Of(bytes),
+                                 .once_attached = options.once_used};
 }
 
 }  // namespace lamina::fs

@@ -33,6 +33,8 @@ struct CacheOptions {
   // Content goes from the origin to readers through memory, and never to the disk: for origins that
   // are as fast as a disk. `size` and `free` are not used.
   bool none = false;
+  // Limits are kept once an image is used: by an engine that may have been started to look only.
+  bool once_used = false;
 };
 
 // The limits for a store in `directory`, which must exist.

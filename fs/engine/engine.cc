@@ -102,9 +102,13 @@ EngineImpl::EngineImpl(EngineOptions options, UniqueFd lock, std::unique_ptr<Mou
       store_(std::move(store)),
       images_(state_ + "/images", *store_),
       prefetcher_(*store_),
-      prefetch_jobs_(state_ + "/images", *store_, images_, prefetcher_) {}
+      prefetch_jobs_(state_ + "/images", *store_, images_, prefetcher_,
+                     [this](const std::string& image, const registry::Settings& settings) {
+                       return AccessFor(image, settings);
+                     }) {}
 
 EngineImpl::~EngineImpl() {
+  if (!handed_over_) StopRequests();
   repair_ = std::jthread();  // ends it
   if (handed_over_) return;
   absl::StatusOr<std::vector<MountInfo>> mounted = std::vector<MountInfo>();
@@ -126,6 +130,12 @@ EngineImpl::~EngineImpl() {
     Forget(mount.record);
   }
   detached_.clear();
+}
+
+void EngineImpl::StopRequests() {
+  std::lock_guard lock(http_mutex_);
+  requests_stopped_ = true;
+  if (http_ != nullptr) http_->Stop();
 }
 
 void EngineImpl::HandOver() {
@@ -360,6 +370,7 @@ absl::StatusOr<RegistryAccess> EngineImpl::AccessFor(const std::string& image,
 
 absl::StatusOr<std::shared_ptr<http::Client>> EngineImpl::HttpClient() {
   std::lock_guard lock(http_mutex_);
+  if (requests_stopped_) return absl::CancelledError("the engine ends");
   if (http_ == nullptr) {
     ASSIGN_OR_RETURN(http_, http::Client::Create());
   }

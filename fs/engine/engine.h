@@ -192,6 +192,10 @@ class Engine {
   // Unmounts what is still mounted; busy mounts are detached. After HandOver() mounts stay.
   virtual ~Engine() = default;
 
+  // Requests to registries that are under way, and all later ones, fail. For an engine that is about to
+  // end: neither it nor who is being answered waits for servers that do not answer.
+  virtual void StopRequests() = 0;
+
   // Has the engine end without unmounting: what was asked of it is answered, what comes then waits
   // for the next engine. With a holder only.
   virtual void HandOver() = 0;

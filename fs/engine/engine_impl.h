@@ -143,6 +143,7 @@ class EngineImpl : public Engine {
   // Serves or removes what the engine before this one left. Once, first of all.
   absl::Status RestoreMounts();
 
+  void StopRequests() override;
   void HandOver() override;
   absl::StatusOr<MountDescription> Mount(const MountRequest& request) override;
   absl::StatusOr<MountDescription> MountLayers(const LayersRequest& request) override;
@@ -271,15 +272,17 @@ class EngineImpl : public Engine {
   const std::unique_ptr<Mounter> mounter_;
   const std::shared_ptr<chunkstore::NodeIndex> index_;
   const std::unique_ptr<chunkstore::BlobStore> store_;
+
+  std::mutex http_mutex_;
+  std::shared_ptr<http::Client> http_;  // null as long as no image comes from a registry
+  bool requests_stopped_ = false;
+
   ImageCache images_;
   Prefetcher prefetcher_;
   PrefetchJobs prefetch_jobs_;
 
   std::once_flag probe_;
   Capability from_file_;  // set by probe_
-
-  std::mutex http_mutex_;
-  std::shared_ptr<http::Client> http_;  // null as long as no image comes from a registry
 
   // Of layers that are mounted by themselves, by image, as long as they are used.
   std::mutex origins_mutex_;

@@ -50,8 +50,12 @@ struct PrefetchJobs::Job {
 };
 
 PrefetchJobs::PrefetchJobs(std::string metadata, chunkstore::BlobStore& store, ImageCache& images,
-                           Prefetcher& prefetcher)
-    : metadata_(std::move(metadata)), store_(store), images_(images), prefetcher_(prefetcher) {}
+                           Prefetcher& prefetcher, Access access)
+    : metadata_(std::move(metadata)),
+      store_(store),
+      images_(images),
+      prefetcher_(prefetcher),
+      access_(std::move(access)) {}
 
 PrefetchJobs::~PrefetchJobs() {
   std::map<uint64_t, std::unique_ptr<Job>> jobs;
@@ -134,8 +138,8 @@ void PrefetchJobs::Run(Job& job, const std::stop_token& stop) {
 }
 
 absl::Status PrefetchJobs::Fetch(Job& job, const std::stop_token& stop) {
-  ASSIGN_OR_RETURN(const Image image, OpenImage(job.request.image, oci::Platform::Host(),
-                                                {.settings = job.request.registry}));
+  ASSIGN_OR_RETURN(const RegistryAccess access, access_(job.request.image, job.request.registry));
+  ASSIGN_OR_RETURN(const Image image, OpenImage(job.request.image, oci::Platform::Host(), access));
   {
     std::lock_guard lock(mutex_);
     job.report.manifest_digest = image.manifest_digest.ToString();
@@ -146,8 +150,10 @@ absl::Status PrefetchJobs::Fetch(Job& job, const std::stop_token& stop) {
   for (const std::shared_ptr<Blob>& blob : blobs) blob->ShareChunks();
   RETURN_IF_ERROR(GetMergedMetadata(metadata_, blobs).status());
   // What the profile names comes first, so that what is there when it is stopped is of use.
-  Prefetcher::Work work{
-      .blobs = blobs, .bytes_per_second = job.request.bytes_per_second, .stats = job.stats};
+  Prefetcher::Work work{.blobs = blobs,
+                        .bytes_per_second = job.request.bytes_per_second,
+                        .since = store_.Tick(),
+                        .stats = job.stats};
   const absl::Status planned = PlanFromProfile(image, work);
   if (job.request.profile_only) {
     RETURN_IF_ERROR(planned);

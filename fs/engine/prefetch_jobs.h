@@ -7,6 +7,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,6 +16,7 @@
 
 #include "chunkstore/blob_store.h"
 #include "fs/engine/image_cache.h"
+#include "fs/image/image_store.h"
 #include "fs/prefetch/prefetcher.h"
 
 namespace lamina::fs {
@@ -42,9 +44,12 @@ struct PrefetchReport {
 // started it is gone.
 class PrefetchJobs {
  public:
+  // How the registry of an image is reached.
+  using Access = std::function<absl::StatusOr<RegistryAccess>(const std::string& image,
+                                                              const registry::Settings& settings)>;
   // Merged metadata goes to the directory `metadata`. The others must outlive it.
   PrefetchJobs(std::string metadata, chunkstore::BlobStore& store, ImageCache& images,
-               Prefetcher& prefetcher);
+               Prefetcher& prefetcher, Access access);
   // Stops them all.
   ~PrefetchJobs();
 
@@ -70,6 +75,7 @@ class PrefetchJobs {
   chunkstore::BlobStore& store_;
   ImageCache& images_;
   Prefetcher& prefetcher_;
+  const Access access_;
   std::mutex mutex_;  // guards what follows, and the jobs
   std::condition_variable_any changed_;
   uint64_t next_id_ = 1;

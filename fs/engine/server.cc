@@ -221,6 +221,8 @@ class Server {
   ~Server() {
     if (owns_socket_) ::unlink((options_.engine.state + "/" + kControlSocket).c_str());
     listener_.Reset();
+    // Not before a hand-over: mounts that stay would give their readers errors.
+    if (!hand_over_) engine_->StopRequests();
     services_.reset();
     for (Connection& connection : connections_) {
       if (connection.done()) connection.LeaveOpen();

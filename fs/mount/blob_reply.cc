@@ -57,10 +57,9 @@ class ContentHold {
 
 absl::Status CopyPiece(const ContentPiece& piece, std::span<std::byte> into) {
   if (piece.blob != nullptr) {
-    return Annotate(ReadFull(piece.blob->data_fd(), piece.offset, into),
-                    "blob " + piece.blob->descriptor().digest.ToString());
-  }
-  if (piece.memory != nullptr) {
+    RETURN_IF_ERROR(ReadFull(piece.blob->data_fd(), piece.offset, into), "blob {}",
+                    piece.blob->descriptor().digest.ToString());
+  } else if (piece.memory != nullptr) {
     std::copy_n(piece.memory, piece.length, into.begin());
   } else {
     std::fill(into.begin(), into.end(), std::byte{0});

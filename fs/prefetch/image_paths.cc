@@ -9,8 +9,15 @@
 namespace lamina::fs {
 namespace {
 
-constexpr int kMaxLinks = 40;  // MAXSYMLINKS of Linux
+constexpr int kMaxLinks = 40;      // MAXSYMLINKS of Linux
+constexpr size_t kMaxPath = 4095;  // PATH_MAX, which counts the zero
+// Of a path and the links that it leads over together: what is walked takes time.
 constexpr size_t kMaxComponents = 4096;
+
+absl::Status CheckLength(std::string_view path) {
+  if (path.size() <= kMaxPath) return absl::OkStatus();
+  return absl::FailedPreconditionError(fmt::format("a path has {} bytes", path.size()));
+}
 
 // Puts the components of `path` in front of what is still to be walked.
 void Push(std::string_view path, std::deque<std::string>& walk) {
@@ -26,13 +33,14 @@ void Push(std::string_view path, std::deque<std::string>& walk) {
 }  // namespace
 
 absl::StatusOr<FoundFile> FindFile(const erofs::Reader& image, std::string_view path) {
+  RETURN_IF_ERROR(CheckLength(path));
   std::deque<std::string> walk;
   Push(path, walk);
   ASSIGN_OR_RETURN(const erofs::InodeInfo root, image.ReadInode(image.root()));
   std::vector<std::pair<std::string, erofs::InodeInfo>> here;  // below the root
   int links = 0;
-  while (!walk.empty()) {
-    if (walk.size() > kMaxComponents) {
+  for (size_t walked = 0; !walk.empty(); ++walked) {
+    if (walked + walk.size() > kMaxComponents) {
       return absl::FailedPreconditionError(fmt::format("{}: the path is too long", path));
     }
     const std::string name = std::move(walk.front());
@@ -53,6 +61,7 @@ absl::StatusOr<FoundFile> FindFile(const erofs::Reader& image, std::string_view 
       return absl::FailedPreconditionError(fmt::format("{}: too many symbolic links", path));
     }
     ASSIGN_OR_RETURN(const std::string target, image.ReadLink(inode));
+    RETURN_IF_ERROR(CheckLength(target), "{}", path);
     if (target.starts_with('/')) here.clear();
     Push(target, walk);
   }

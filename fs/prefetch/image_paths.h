@@ -17,7 +17,8 @@ struct FoundFile {
 };
 
 // Follows symbolic links, never above the image's root. `path` is absolute, or relative to the root.
-// kNotFound if there is no such file, kFailedPrecondition for too many links (40, as in Linux).
+// kNotFound if there is no such file, kFailedPrecondition for too many links (40, as in Linux), a path
+// or link of more than 4095 bytes, or more than 4096 components with those of the links.
 absl::StatusOr<FoundFile> FindFile(const erofs::Reader& image, std::string_view path);
 
 }  // namespace lamina::fs

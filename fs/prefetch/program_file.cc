@@ -17,6 +17,7 @@ constexpr size_t kScriptLine = 256;
 constexpr uint64_t kMaxTable = 1 << 20;
 constexpr size_t kMaxHeaders = 256;
 constexpr size_t kMaxLibraries = 256;
+constexpr size_t kMaxSearchPaths = 64;
 constexpr size_t kMaxName = 4096;
 
 class ElfFile {
@@ -104,7 +105,7 @@ class ElfFile {
     if (!run_path) run_path = old_run_path;
     if (!run_path) return absl::OkStatus();
     const std::string paths = string_at(*run_path);
-    for (size_t begin = 0; begin < paths.size();) {
+    for (size_t begin = 0; begin < paths.size() && needs.search_paths.size() < kMaxSearchPaths;) {
       const size_t end = std::min(paths.find(':', begin), paths.size());
       if (end > begin) needs.search_paths.push_back(paths.substr(begin, end - begin));
       begin = end + 1;

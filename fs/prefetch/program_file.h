@@ -28,8 +28,8 @@ struct ProgramNeeds {
 using ReadAt = std::function<absl::Status(uint64_t offset, std::span<std::byte> into)>;
 
 // Nothing is needed by a file that is neither a script nor a 64-bit little-endian ELF file. Reads a
-// few pieces of at most 1 MiB. kInvalidArgument for an ELF file whose parts lie outside of it;
-// otherwise only errors of `read`.
+// few pieces of at most 1 MiB, and takes 256 libraries and 64 search paths at the most.
+// kInvalidArgument for an ELF file whose parts lie outside of it; otherwise only errors of `read`.
 absl::StatusOr<ProgramNeeds> ReadProgramNeeds(uint64_t size, const ReadAt& read);
 
 }  // namespace lamina::fs

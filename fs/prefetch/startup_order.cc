@@ -26,12 +26,16 @@ constexpr size_t kMaxFiles = 256;
 // Files that are arguments of the program (scripts, configuration), each up to this size.
 constexpr uint64_t kMaxArgumentFile = 1 << 20;
 constexpr uint64_t kMaxNeighbours = 4 << 20;
+// An image may name as many directories and libraries as it likes.
+constexpr size_t kMaxSearchPath = 64;
+constexpr int kMaxLookups = 10'000;
 constexpr std::string_view kDefaultPath =
     "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-std::vector<std::string> Split(std::string_view text, char separator) {
+// The first `limit` parts that are not empty.
+std::vector<std::string> Split(std::string_view text, char separator, size_t limit) {
   std::vector<std::string> parts;
-  while (!text.empty()) {
+  while (!text.empty() && parts.size() < limit) {
     const size_t end = std::min(text.find(separator), text.size());
     if (end > 0) parts.emplace_back(text.substr(0, end));
     text.remove_prefix(std::min(end + 1, text.size()));
@@ -49,9 +53,10 @@ class Walker {
         config_(config),
         stats_(std::move(stats)),
         stop_(std::move(stop)) {
-    search_path_ = Split(kDefaultPath, ':');
+    search_path_ = Split(kDefaultPath, ':', kMaxSearchPath);
     for (const std::string& variable : config.environment) {
-      if (variable.starts_with("PATH=")) search_path_ = Split(variable.substr(5), ':');
+      if (!variable.starts_with("PATH=")) continue;
+      search_path_ = Split(std::string_view(variable).substr(5), ':', kMaxSearchPath);
     }
   }
 
@@ -64,7 +69,7 @@ class Walker {
     Follow();
     for (size_t i = 1; i < arguments.size(); ++i) {
       if (!arguments[i].starts_with('/')) continue;
-      const absl::StatusOr<FoundFile> file = FindFile(image_, arguments[i]);
+      const absl::StatusOr<FoundFile> file = Find(arguments[i]);
       if (!file.ok() || file->inode.size > kMaxArgumentFile) continue;
       Add(*file);
       if (file->inode.is_regular())
@@ -80,6 +85,12 @@ class Walker {
   }
 
  private:
+  absl::StatusOr<FoundFile> Find(const std::string& path) {
+    if (stop_.stop_requested()) return absl::CancelledError("stopped");
+    if (++lookups_ > kMaxLookups) return absl::ResourceExhaustedError("too many files looked for");
+    return FindFile(image_, path);
+  }
+
   // A program by its name, as execvp(3) finds it.
   void AddProgram(const std::string& name) {
     if (name.find('/') != std::string::npos) {
@@ -93,7 +104,7 @@ class Walker {
   }
 
   bool AddPath(const std::string& path) {
-    const absl::StatusOr<FoundFile> file = FindFile(image_, path);
+    const absl::StatusOr<FoundFile> file = Find(path);
     if (!file.ok() || !file->inode.is_regular()) return false;
     Add(*file);
     return true;
@@ -108,7 +119,7 @@ class Walker {
 
   // Small files of a directory, which a program that was given one of them may read as well.
   void AddFilesOf(const std::string& directory) {
-    const absl::StatusOr<FoundFile> found = FindFile(image_, directory);
+    const absl::StatusOr<FoundFile> found = Find(directory);
     if (!found.ok() || !found->inode.is_directory()) return;
     const auto add = [this](const erofs::Reader::Entry& entry) {
       const absl::StatusOr<erofs::InodeInfo> file = image_.ReadInode(entry.nid);
@@ -136,7 +147,7 @@ class Walker {
   }
 
   void AddFrames(const erofs::InodeInfo& file) {
-    for (uint64_t offset = 0; offset < file.size && content_ < limit_;) {
+    for (uint64_t offset = 0; offset < file.size && content_ < limit_ && !stop_.stop_requested();) {
       const absl::StatusOr<erofs::Mapped> mapped = image_.Map(file, offset);
       if (!mapped.ok()) return;
       if (mapped->kind == erofs::Mapped::Kind::kDevice) AddRange(*mapped);
@@ -199,13 +210,17 @@ class Walker {
     return directories;
   }
 
+  // Like the linker, once for each name that is found.
   void AddLibrary(const std::string& name, const std::vector<std::string>& directories) {
+    if (libraries_.contains(name)) return;
     if (name.find('/') != std::string::npos) {
       AddPath(name);
       return;
     }
     for (const std::string& directory : directories) {
-      if (AddPath(directory + "/" + name)) return;
+      if (!AddPath(directory + "/" + name)) continue;
+      libraries_.insert(name);
+      return;
     }
   }
 
@@ -255,6 +270,8 @@ class Walker {
   const std::stop_token stop_;
   std::vector<std::string> search_path_;
   absl::flat_hash_set<erofs::Nid> files_;
+  absl::flat_hash_set<std::string> libraries_;
+  int lookups_ = 0;
   absl::flat_hash_set<std::pair<uint32_t, uint32_t>> seen_;
   std::deque<FoundFile> queue_;  // to be looked into
   std::vector<Touch> touches_;

@@ -27,7 +27,7 @@ struct StartupFrames {
 
 // Of the program that `config` starts. `blobs` are the devices of `image`. Reads the beginnings of
 // those files, for which it fetches frames and waits; what cannot be found or read is left out. Ends
-// early when `stop` is requested.
+// early when `stop` is requested, or when an image has more looked for than programs do.
 StartupFrames StartupOrder(const erofs::Reader& image,
                            const std::vector<std::shared_ptr<chunkstore::Blob>>& blobs,
                            const oci::ImageConfig& config,

@@ -5,9 +5,11 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -117,6 +119,32 @@ TEST_F(RecoveryTest, ABitmapThatLiesCostsNoMoreThanALook) {
   EXPECT_EQ(claimed, (*attached)->size());
   EXPECT_TRUE(ReadBlob(**attached).value() == AddressSpace(blob));
   EXPECT_EQ(store->GetUsage().used_bytes, claimed);
+}
+
+TEST_F(RecoveryTest, BytesWhoseBitsAreGoneAreCountedAndThenRemoved) {
+  const TestBlob blob = AddBlob({RandomBytes(8 << 20, 1), TextBytes(1 << 20, 2)});
+  const auto disk_bytes = [&] {
+    struct stat info {};
+    EXPECT_EQ(::stat(LocalPath(blob, "data").c_str(), &info), 0);
+    return static_cast<uint64_t>(info.st_blocks) * 512;
+  };
+  FillBlob(blob);
+  std::filesystem::resize_file(LocalPath(blob, "present"), 0);  // as a crash of the machine may
+  {
+    const auto store = OpenStore();
+    EXPECT_EQ(store->GetUsage().used_bytes, disk_bytes());
+    const auto attached = store->Attach(blob.descriptor(), NewOrigin());
+    ASSERT_TRUE(attached.ok()) << attached.status();
+    EXPECT_LT(disk_bytes(), 64u << 10);
+    EXPECT_EQ(store->GetUsage().used_bytes, 0u);
+  }
+  EXPECT_EQ(ExpectReadable(blob)->fetched_frames, blob.info.frames);
+  // What is present stays.
+  std::string present = ReadFileToString(LocalPath(blob, "present"), 64).value();
+  present[0] = '\x0f';
+  present.replace(1, present.size() - 1, present.size() - 1, '\0');
+  std::ofstream(LocalPath(blob, "present"), std::ios::binary) << present;
+  EXPECT_EQ(ExpectReadable(blob)->fetched_frames, blob.info.frames - 4);
 }
 
 TEST_F(RecoveryTest, IsNotMisledByDamagedOrMissingLocalFiles) {
@@ -285,6 +313,57 @@ TEST_F(RecoveryTest, HoldsEveryByteItHadWhenKilledAtAnyInstant) {
 }
 
 // The store on a file system of 4 MiB.
+// A store on a file system that cannot write all of it to its disk, and says so only afterwards.
+class FailingDiskTest : public RecoveryTest {
+ protected:
+  void SetUp() override {
+    if (::geteuid() != 0) GTEST_SKIP() << "needs root to mount a file system";
+    RecoveryTest::SetUp();
+    std::filesystem::create_directories(state());
+    std::filesystem::create_directories(backing());
+    ASSERT_EQ(::mount("tmpfs", backing().c_str(), "tmpfs", 0, "size=6m"), 0);
+    std::ofstream(backing() + "/image").close();
+    std::filesystem::resize_file(backing() + "/image", 64 << 20);
+    const std::string commands =
+        "export PATH=$PATH:/usr/sbin:/sbin; mkfs.ext4 -q -O ^has_journal " + backing() +
+        "/image && mount -o loop " + backing() + "/image " + state();
+    if (std::system(commands.c_str()) != 0) GTEST_SKIP() << "needs ext4 on a loop device";
+  }
+  void TearDown() override {
+    if (root_ == nullptr) return;
+    ::umount2(state().c_str(), MNT_DETACH);
+    ::umount2(backing().c_str(), MNT_DETACH);
+  }
+  std::string backing() const { return root() + "/backing"; }
+};
+
+TEST_F(FailingDiskTest, WhatTheDiskDidNotTakeIsNotReadAsZeros) {
+  const TestBlob blob = AddBlob({RandomBytes(16 << 20, 1)});
+  const auto store = OpenStore();
+  const auto attached = store->Attach(blob.descriptor(), NewOrigin());
+  ASSERT_TRUE(attached.ok()) << attached.status();
+  const std::string expected = AddressSpace(blob);
+  ASSERT_TRUE(ReadBlob(**attached).value() == expected);
+  {
+    const auto directory = OpenFile(state(), O_RDONLY);
+    ASSERT_TRUE(directory.ok());
+    EXPECT_NE(::syncfs(directory->get()), 0);
+  }
+  // As when memory is needed for something else.
+  ::posix_fadvise((*attached)->data_fd(), 0, 0, POSIX_FADV_DONTNEED);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(12);
+  while ((*attached)->Ready(0, (*attached)->size()) &&
+         std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  const auto stats = std::make_shared<ReadStats>();
+  const auto content = ReadLikeAMount(**attached, 0, (*attached)->size(), stats);
+  ASSERT_TRUE(content.ok()) << content.status();
+  EXPECT_TRUE(*content == expected);
+  EXPECT_GT(stats->fetched_frames, 0u);                // what was lost
+  EXPECT_LT(stats->fetched_frames, blob.info.frames);  // and no more
+}
+
 using FullDiskTest = OnSmallDisk<RecoveryTest, 4>;
 
 TEST_F(FullDiskTest, ReadsFailWithAReasonAndGoOnWhenThereIsSpace) {

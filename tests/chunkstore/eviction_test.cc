@@ -144,6 +144,19 @@ TEST_F(EvictionTest, EvictsWhatEarlierProcessesLeftOldestFirst) {
   EXPECT_EQ(Read(*Attach(*store, newer), newer, 0, 8), 0u);
 }
 
+TEST_F(EvictionTest, MayLeaveAloneWhatIsThereUntilABlobIsAttached) {
+  const TestBlob old = AddFrames(16);
+  const TestBlob fresh = AddFrames(1);
+  FillBlob(old);
+  const auto store = OpenStore({.limits = {.max_bytes = 8 * kFrames, .once_attached = true}});
+  std::this_thread::sleep_for(std::chrono::seconds(6));  // longer than the background waits
+  EXPECT_EQ(store->GetUsage().used_bytes, 16 * kFrames);
+  const auto attached = Attach(*store, fresh);
+  while (store->GetUsage().used_bytes > 8 * kFrames) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+}
+
 TEST_F(EvictionTest, DamagedBlobsThatNobodyUsesAreRemoved) {
   const TestBlob blob = AddFrames(4);
   FillBlob(blob);

@@ -4,8 +4,10 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <sys/mount.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -255,6 +257,33 @@ TEST_P(EngineTest, StateDirectoryHasOneEngine) {
   const absl::Status status = Engine::Open({.state = image_.state()}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(status.message()), HasSubstr(image_.state()));
+}
+
+TEST_P(EngineTest, EndsWhileARegistryDoesNotAnswer) {
+  const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{.sin_family = AF_INET, .sin_addr = {.s_addr = htonl(INADDR_LOOPBACK)}};
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(::listen(listener.get(), 16), 0);
+  ASSERT_EQ(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  const std::string image = fmt::format("docker://127.0.0.1:{}/a:b", ntohs(address.sin_port));
+
+  std::unique_ptr<Engine> engine = Open();
+  engine->prefetch_jobs().Start({.image = image});
+  std::thread mounting([&] {
+    MountRequest request = Request();
+    request.image = image;
+    EXPECT_FALSE(engine->Mount(request).ok());
+  });
+  // Both ask.
+  const UniqueFd first(::accept(listener.get(), nullptr, nullptr));
+  const UniqueFd second(::accept(listener.get(), nullptr, nullptr));
+  const auto start = std::chrono::steady_clock::now();
+  engine->StopRequests();
+  mounting.join();
+  engine = nullptr;
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+  EXPECT_NE(Open(), nullptr);  // nothing holds the state directory
 }
 
 TEST_P(EngineTest, ContentStaysOnTheNodeForTheNextMount) {

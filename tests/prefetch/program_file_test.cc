@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fs/prefetch/program_file.h"
 
+#include <elf.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 
 #include "chunkstore/base/file.h"
@@ -42,6 +44,35 @@ TEST(ProgramFileTest, ProgramNeedsItsLoaderAndLibraries) {
   EXPECT_THAT(needs->interpreter, StartsWith("/lib"));
   EXPECT_THAT(needs->libraries, Contains(StartsWith("libc.so")));
   EXPECT_FALSE(needs->machine_directory.empty());
+}
+
+TEST(ProgramFileTest, NoMoreSearchPathsThanProgramsHave) {
+  std::string strings(1, '\0');
+  for (int i = 0; i < 2000; ++i) strings += "/a:";
+  strings += '\0';
+  struct {
+    Elf64_Ehdr header{};
+    Elf64_Phdr segments[2]{};
+    Elf64_Dyn entries[4]{};
+  } file;
+  std::memcpy(file.header.e_ident, ELFMAG, SELFMAG);
+  file.header.e_ident[EI_CLASS] = ELFCLASS64;
+  file.header.e_ident[EI_DATA] = ELFDATA2LSB;
+  file.header.e_phoff = offsetof(decltype(file), segments);
+  file.header.e_phentsize = sizeof(Elf64_Phdr);
+  file.header.e_phnum = 2;
+  file.segments[0].p_type = PT_LOAD;
+  file.segments[0].p_filesz = sizeof(file) + strings.size();
+  file.segments[1].p_type = PT_DYNAMIC;
+  file.segments[1].p_offset = offsetof(decltype(file), entries);
+  file.segments[1].p_filesz = sizeof(file.entries);
+  file.entries[0] = {.d_tag = DT_STRTAB, .d_un = {.d_ptr = sizeof(file)}};
+  file.entries[1] = {.d_tag = DT_STRSZ, .d_un = {.d_val = strings.size()}};
+  file.entries[2] = {.d_tag = DT_RUNPATH, .d_un = {.d_val = 1}};
+  const auto needs =
+      Read(std::string(reinterpret_cast<const char*>(&file), sizeof(file)) + strings);
+  ASSERT_TRUE(needs.ok()) << needs.status();
+  EXPECT_EQ(needs->search_paths, std::vector<std::string>(64, "/a"));
 }
 
 TEST(ProgramFileTest, OtherFilesNeedNothing) {

@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <set>
+#include <stop_token>
 
 #include "chunkstore/base/file.h"
 #include "fs/image/convert.h"
@@ -41,7 +42,7 @@ class StartupOrderTest : public testing::Test {
     stdfs::create_symlink(target, root() + path);
   }
   // Converts it, and gives the files that the order names.
-  std::vector<std::string> Order(const oci::ImageConfig& config) {
+  std::vector<std::string> Order(const oci::ImageConfig& config, const std::stop_token& stop = {}) {
     const std::string reference = "oci:" + directory_->path() + "/image:t";
     EXPECT_TRUE(Convert({.source = "dir:" + root(), .destination = reference}).ok());
     const Image image = OpenImage(reference, oci::Platform::Host()).value();
@@ -50,7 +51,7 @@ class StartupOrderTest : public testing::Test {
         store->Attach(image.layers[0], image.origin).value()};
     const auto reader = erofs::Reader::Open(blobs[0]->metadata()).value();
     const StartupFrames frames =
-        StartupOrder(reader, blobs, config, std::make_shared<chunkstore::ReadStats>(), {});
+        StartupOrder(reader, blobs, config, std::make_shared<chunkstore::ReadStats>(), stop);
     neighbours_.clear();
     AddFilesOf(reader, *blobs[0], frames.neighbours, neighbours_);
     std::vector<std::string> files;
@@ -127,6 +128,37 @@ TEST_F(StartupOrderTest, ThenFilesBesideTheArgumentsAndFramesBeside) {
 TEST_F(StartupOrderTest, NothingWithoutAProgram) {
   Add("/bin/sh", "plain\n");
   EXPECT_THAT(Order({}), testing::IsEmpty());
+}
+
+TEST_F(StartupOrderTest, NothingOnceItIsStopped) {
+  Add("/bin/sh", "plain\n");
+  std::stop_source stop;
+  stop.request_stop();
+  EXPECT_THAT(Order({.entrypoint = {"/bin/sh"}}, stop.get_token()), testing::IsEmpty());
+}
+
+TEST_F(StartupOrderTest, HostileImageIsNotLookedThroughForLong) {
+  Add("/bin/main", "plain\n");
+  Add("/etc/app.conf", "plain\n");
+  std::string path = "PATH=/usr/bin";
+  for (int i = 0; i < 64; ++i) path += ":/usr/bin";
+  EXPECT_THAT(Order({.entrypoint = {"main"}, .environment = {path + ":/bin"}}), testing::IsEmpty());
+
+  std::vector<std::string> arguments(10'000, "/nothing");
+  arguments.push_back("/etc/app.conf");
+  EXPECT_THAT(Order({.entrypoint = {"/bin/main"}, .command = arguments}),
+              testing::ElementsAre("/bin/main"));
+
+  const std::string slashes(4096, '/');
+  EXPECT_THAT(Order({.entrypoint = {slashes + "bin/main"}}), testing::IsEmpty());
+
+  // What is walked along all links counts.
+  std::string detours;
+  for (int i = 0; i < 500; ++i) detours += "../bin/";
+  for (int i = 0; i < 5; ++i) Link(detours + std::to_string(i + 1), "/bin/" + std::to_string(i));
+  Link("main", "/bin/5");
+  EXPECT_THAT(Order({.entrypoint = {"/bin/0"}}), testing::IsEmpty());
+  EXPECT_THAT(Order({.entrypoint = {"/bin/3"}}), testing::ElementsAre("/bin/main"));
 }
 
 TEST_F(StartupOrderTest, LoopsOfLinksAndInterpretersEnd) {

@@ -82,10 +82,9 @@ void PrintCleanup(const json& cleanup) {
             cleanup.at("removed_blobs").get<uint64_t>());
 }
 
-// An engine that is started only to look must not evict because its limit is not the usual one.
-fs::Client ClientOf(const Options& options) {
-  return {options.state, ProgramPath(), {"--cache-size=100%", "--cache-free=0"}};
-}
+// With the usual limits, as a mount may come before the engine ends, and then it stays. Until one does
+// it evicts nothing (serve.cc).
+fs::Client ClientOf(const Options& options) { return {options.state, ProgramPath(), {}}; }
 
 // A digest as it is, a reference as the engine knows it.
 absl::StatusOr<std::string> ImageName(const std::string& image) {

@@ -53,6 +53,7 @@ absl::Status Detach(const std::string& state, int ready) {
 
 absl::StatusOr<int> Run(Options& options) {
   ASSIGN_OR_RETURN(options.server.engine.cache, ParseCacheFlags(options.cache));
+  options.server.engine.cache.once_used = options.server.end_when_idle;
   UniqueFd ready(options.ready_fd);
   if (ready.valid()) {
     ::fcntl(ready.get(), F_SETFD, FD_CLOEXEC);
