@@ -62,6 +62,9 @@ absl::StatusOr<fs::CommitResult> CommitWritten(const Written& written,
 
 absl::StatusOr<std::vector<fs::Image>> Open(const std::vector<std::string>& references,
                                             const WrittenCommitOptions& options) {
+  std::vector<std::string> all = references;
+  all.push_back(options.destination);
+  RETURN_IF_ERROR(fs::CheckCredentials(all, options.registry));
   return fs::OpenImages(references, oci::Platform::Host(), {.settings = options.registry});
 }
 

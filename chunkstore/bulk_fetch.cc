@@ -39,6 +39,10 @@ class BulkFetch::Assembler {
   }
 
   absl::Status Take(std::span<const std::byte> bytes) {
+    if (bytes.empty()) {
+      LetGo();
+      return next_ < run_.size() ? fetch_.CheckWanted(run_[next_]) : absl::OkStatus();
+    }
     while (!bytes.empty() && next_ < run_.size()) {
       HoldNext();
       const Frame& frame = run_[next_];
@@ -86,10 +90,19 @@ class BulkFetch::Assembler {
   void HoldNext() {
     for (; held_ < run_.size() && run_[held_].offset < position_ + kHeldAhead; ++held_) {
       const Frame& frame = run_[held_];
+      if (is_left_out_[held_]) continue;  // it was let go of
       if (frame.blob->scheduler_.ClaimAnnounced(frame.frame)) continue;
       is_left_out_[held_] = true;
       fetch_.of_others_.push_back(frame);
     }
+  }
+
+  // Nothing comes: a reader who wants one of the frames has it fetched by itself.
+  void LetGo() {
+    for (size_t i = next_; i < held_; ++i) {
+      if (!is_left_out_[i]) run_[i].blob->scheduler_.Announce(run_[i].frame);
+    }
+    held_ = std::min(next_, held_);
   }
 
   void Store(const Frame& frame, std::span<const std::byte> compressed) {
@@ -123,8 +136,13 @@ class BulkFetch::Assembler {
   absl::Status status_;
 };
 
+// A pack is where the blobs are.
+size_t BulkFetch::OriginOf(std::span<const Frame> frames) {
+  return frames.empty() ? 0 : frames.front().blob->origin_.id();
+}
+
 BulkFetch::BulkFetch(Options options)
-    : Task(options.priority),
+    : Task(options.priority, OriginOf(options.frames)),
       options_(std::move(options)),
       stats_(options_.stats != nullptr ? options_.stats : std::make_shared<ReadStats>()) {}
 
@@ -260,7 +278,9 @@ absl::Status BulkFetch::FetchRun(std::span<const Frame> run, const Buffers& buff
   Assembler assembler(*this, run, std::move(rooms), buffers);
   const uint64_t length = run.back().end() - run.front().offset;
   const std::span<std::byte> io_buffer = buffers.batch.subspan(kAssembly);
+  FetchPool::OriginWait wait(*run.front().blob->pool_, run.front().blob->origin_.id());
   const auto take = [&](std::span<const std::byte> bytes) {
+    if (!bytes.empty()) wait.Renew();
     stats_->fetched_bytes += bytes.size();
     return assembler.Take(bytes);
   };

@@ -60,6 +60,7 @@ class BulkFetch : public FetchPool::Task {
   // Completes those that the node has, and returns the others.
   std::vector<Frame> TakeLocal(std::span<const Frame> claimed, const Buffers& buffers);
   absl::Status FetchRun(std::span<const Frame> run, const Buffers& buffers);
+  static size_t OriginOf(std::span<const Frame> frames);
   // Lets go of frames that did not come: who waits for one has it fetched by itself.
   static void Release(std::span<const Frame> frames);
   absl::Status CheckWanted(const Frame& frame) const;

@@ -5,9 +5,11 @@
 #define LAMINA_CHUNKSTORE_FETCH_POOL_H_
 
 #include <array>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -41,12 +43,23 @@ class Scratch {
 // Runs tasks by their priority, those of one priority in the order they were added. One thread is
 // kept for foreground tasks, as others may wait long for a slow origin; bulk and idle tasks, which
 // are long, have half of the threads at the most, and idle tasks begin only while no foreground task
-// runs. Thread-safe.
+// runs.
+//
+// An origin that does not answer holds up nobody else: once a task has waited for one for a second, the
+// tasks of others come first, and spare threads run those that have no thread. Thread-safe.
 class FetchPool {
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Wait {
+    size_t origin;
+    Clock::time_point since;
+  };
+
  public:
   class Task {
    public:
-    explicit Task(Priority priority) : priority_(priority) {}
+    // `origin` stands for the one that the task is going to wait for (OriginBlob::id), if there is one.
+    explicit Task(Priority priority, size_t origin = 0) : priority_(priority), origin_(origin) {}
     virtual ~Task() = default;
     // Either is called, once. Run may take long; Abandon is for tasks the pool did not get to.
     virtual void Run(Scratch& scratch) = 0;
@@ -55,6 +68,22 @@ class FetchPool {
    private:
     friend class FetchPool;
     Priority priority_;  // guarded by the pool's mutex once the task may be shared
+    const size_t origin_;
+  };
+
+  // While it lives, the task that made it waits for an origin.
+  class OriginWait {
+   public:
+    OriginWait(FetchPool& pool, size_t origin);
+    ~OriginWait();
+    OriginWait(const OriginWait&) = delete;
+    OriginWait& operator=(const OriginWait&) = delete;
+    // Something has come, and more is to come.
+    void Renew();
+
+   private:
+    FetchPool& pool_;
+    std::list<Wait>::iterator wait_;
   };
 
   explicit FetchPool(int threads);
@@ -73,23 +102,45 @@ class FetchPool {
   using Queue = std::deque<std::shared_ptr<Task>>;
 
   static constexpr size_t kPriorities = 4;
+  struct Found {
+    Priority priority;
+    Queue::iterator task;
+  };
 
-  void Work();
+  // Of a thread; that of a spare one ends when it has been idle for a while.
+  void Work(bool is_spare);
+  // Starts spare threads where they are needed, and joins those that have ended.
+  void Watch();
   // All below: with mutex_ held.
   Queue& queue(Priority priority) { return queues_[static_cast<size_t>(priority)]; }
   size_t running(Priority priority) const { return running_[static_cast<size_t>(priority)]; }
-  bool HasRoom(Priority priority) const;
-  // The priority of the task to run next, if there is one.
-  std::optional<Priority> Next() const;
+  bool HasRoom(Priority priority, size_t spares) const;
+  // The task to run next, if there is one. A spare thread runs none that would wait as others do.
+  std::optional<Found> Next(bool is_spare);
+  // Whether there are tasks for which there is no thread.
+  bool HasUnserved();
+  // Whether one of them is for an origin that may answer.
+  bool NeedsSpare();
+  // Behind those that began so long ago that something may be wrong.
+  std::list<Wait>::const_iterator EndOfLongWaits() const;
+  bool MayAnswer(size_t origin) const;
+  void Wake();
+  void JoinEndedSpares();
 
   std::mutex mutex_;
   std::condition_variable wake_;
+  std::condition_variable watch_;
   std::array<Queue, kPriorities> queues_;
   std::array<size_t, kPriorities> running_{};  // threads that run a task of that priority
   size_t max_not_foreground_ = 1;
   size_t max_bulk_ = 1;
   bool stopped_ = false;
+  size_t idle_ = 0;        // threads that wait for a task
+  std::list<Wait> waits_;  // those that began first are the first
+  std::list<std::thread> spares_;
+  std::vector<std::thread::id> ended_;  // of spares_
   std::vector<std::thread> threads_;
+  std::thread watcher_;
 };
 
 }  // namespace lamina::chunkstore

@@ -110,9 +110,27 @@ bool TakesMore(uint64_t taken, uint64_t present) {
 
 uint64_t TakenBy(const struct stat& file) { return static_cast<uint64_t>(file.st_blocks) * 512; }
 
+// A file that is longer than it may be is damaged.
+absl::StatusOr<std::string> ReadShortFile(const std::string& path, uint64_t limit) {
+  ASSIGN_OR_RETURN(const UniqueFd fd, OpenFile(path, O_RDONLY));
+  ASSIGN_OR_RETURN(const uint64_t size, FileSize(fd.get()), "{}", path);
+  if (size > limit) {
+    return absl::DataLossError(fmt::format("{} has {} bytes, more than {}", path, size, limit));
+  }
+  std::string text(size, '\0');
+  RETURN_IF_ERROR(ReadFull(fd.get(), 0, std::as_writable_bytes(std::span(text))), "{}", path);
+  return text;
+}
+
+// Whether a failure to open a blob's files is for want of something else than right content: it says
+// nothing of them.
+bool MayPass(const absl::Status& status) {
+  return absl::IsResourceExhausted(status) || absl::IsPermissionDenied(status);
+}
+
 absl::StatusOr<Digest> ReadLayer(const std::string& directory) {
   constexpr uint64_t kMaxLength = 128;
-  ASSIGN_OR_RETURN(const std::string text, ReadFileToString(directory + kLayer, kMaxLength));
+  ASSIGN_OR_RETURN(const std::string text, ReadShortFile(directory + kLayer, kMaxLength));
   return Digest::Parse(text);
 }
 
@@ -120,7 +138,7 @@ absl::StatusOr<Digest> ReadLayer(const std::string& directory) {
 absl::StatusOr<SectionTable> ReadSections(const std::string& directory,
                                           const LayerDescriptor& descriptor) {
   const std::string path = directory + kSections;
-  ASSIGN_OR_RETURN(const std::string bytes, ReadFileToString(path, sizeof(SectionTableRecord)));
+  ASSIGN_OR_RETURN(const std::string bytes, ReadShortFile(path, sizeof(SectionTableRecord)));
   ASSIGN_OR_RETURN(SectionTable sections, SectionTable::Parse(AsBytes(bytes), descriptor), "{}",
                    path);
   return sections;
@@ -198,13 +216,14 @@ uint64_t PresentBytes(const std::string& directory) {
 
 absl::StatusOr<LayerDescriptor> DescriptorOf(const std::string& directory) {
   ASSIGN_OR_RETURN(const std::string bytes,
-                   ReadFileToString(directory + kSections, sizeof(SectionTableRecord)));
+                   ReadShortFile(directory + kSections, sizeof(SectionTableRecord)));
   SectionTableRecord record{};
   if (bytes.size() != sizeof(record)) return absl::DataLossError(directory + ": bad section table");
   std::memcpy(&record, bytes.data(), sizeof(record));
   LayerDescriptor descriptor;
   // There is a blob, so that a file that is not there, or torn, is damage.
   const absl::StatusOr<Digest> layer = ReadLayer(directory);
+  if (MayPass(layer.status())) return layer.status();
   if (!layer.ok()) return absl::DataLossError(std::string(layer.status().message()));
   descriptor.digest = *layer;
   // The section table is the last part of the object, behind the frame table.
@@ -228,6 +247,7 @@ absl::StatusOr<std::unique_ptr<LocalBlob>> LocalBlob::Open(const std::string& di
   if (::access(directory.c_str(), F_OK) != 0) return ErrnoStatus(errno, "open " + directory);
   std::unique_ptr<LocalBlob> blob(new LocalBlob(directory));
   if (absl::Status status = blob->OpenTables(descriptor); !status.ok()) {
+    if (MayPass(status)) return status;
     return absl::DataLossError(std::string(status.message()));
   }
   RETURN_IF_ERROR(blob->OpenData());

@@ -71,8 +71,9 @@ bool IsOldBlobDirectory(const std::string& directory);
 // its bit.
 class LocalBlob {
  public:
-  // kNotFound if there is no such directory; kDataLoss if its tables are damaged or belong to
-  // another descriptor. A damaged data file is not an error: its frames are checked on use.
+  // kNotFound if there is no such directory; kDataLoss if its tables are damaged or belong to another
+  // descriptor, and not for want of memory, descriptors or permission. A damaged data file is not an
+  // error: its frames are checked on use.
   static absl::StatusOr<std::unique_ptr<LocalBlob>> Open(const std::string& directory,
                                                          const LayerDescriptor& descriptor);
 

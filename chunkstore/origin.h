@@ -32,7 +32,8 @@ class OriginObject {
   // object is kDataLoss. It may block for as long as the origin's own time limits allow.
   virtual absl::Status Read(std::span<const RangeRead> ranges) = 0;
 
-  // Takes the next bytes of a stream.
+  // Takes the next bytes of a stream. An empty piece says that nothing has come for a while, if the
+  // origin can tell: who keeps others waiting for what is about to come should not do so any longer.
   using Sink = std::function<absl::Status(std::span<const std::byte>)>;
   // Reads `length` bytes from `offset` on and gives them to `sink` in order, piece by piece, as
   // they arrive, with as few requests as there can be. Ends with the sink's error if that has one.

@@ -24,8 +24,8 @@ constexpr size_t kMaxSources = 8;
 
 absl::Status CheckLength(const Section& section, std::string_view name) {
   if (section.length <= kMaxSectionLength) return absl::OkStatus();
-  return absl::ResourceExhaustedError(fmt::format("{} has {} bytes, more than the {} allowed", name,
-                                                  section.length, kMaxSectionLength));
+  return absl::InvalidArgumentError(fmt::format("{} has {} bytes, more than the {} allowed", name,
+                                                section.length, kMaxSectionLength));
 }
 
 std::span<std::byte> Writable(std::string& text) { return std::as_writable_bytes(std::span(text)); }
@@ -40,6 +40,7 @@ class OriginBlob::Source {
 
   Origin& origin() { return *origin_; }
   const std::string& name() const { return name_; }
+  size_t id() const { return std::hash<std::string>()(name_); }
 
   absl::StatusOr<std::shared_ptr<OriginObject>> Object(const LayerDescriptor& descriptor) {
     // Held while the object is opened: all who wait need it.
@@ -54,6 +55,11 @@ class OriginBlob::Source {
   void Drop(const std::shared_ptr<OriginObject>& object) {
     std::lock_guard lock(mutex_);
     if (object_ == object) object_ = nullptr;
+  }
+  // After bytes of it were wrong.
+  void Drop() {
+    std::lock_guard lock(mutex_);
+    object_ = nullptr;
   }
 
  private:
@@ -90,6 +96,11 @@ std::vector<std::shared_ptr<OriginBlob::Source>> OriginBlob::Sources() const {
 std::string OriginBlob::name() const {
   std::lock_guard lock(mutex_);
   return sources_.empty() ? "no origin" : sources_.front()->name();
+}
+
+size_t OriginBlob::id() const {
+  std::lock_guard lock(mutex_);
+  return sources_.empty() ? 0 : sources_.front()->id();
 }
 
 uint64_t OriginBlob::preferred_request_size() const {
@@ -148,14 +159,20 @@ uint64_t OriginBlob::order() const {
 }
 
 bool OriginBlob::Distrust(uint64_t order, size_t attempt) {
-  std::lock_guard lock(mutex_);
-  // Once more than there are sources: one may have its mirrors passed over first.
-  if (sources_.empty() || attempt > sources_.size()) return false;
-  if (order != order_) return true;
-  if (attempt == 0 && sources_.front()->origin().Distrust()) return true;
-  if (sources_.size() < 2) return false;
-  std::rotate(sources_.begin(), sources_.begin() + 1, sources_.end());
-  ++order_;
+  std::shared_ptr<Source> distrusted;
+  {
+    std::lock_guard lock(mutex_);
+    // Once more than there are sources: one may have its mirrors passed over, or be opened again.
+    if (sources_.empty() || attempt > sources_.size()) return false;
+    if (order != order_) return true;
+    distrusted = sources_.front();
+    if (attempt == 0 && distrusted->origin().Distrust()) return true;
+    // With a single one, what it has by now is all that is left to try.
+    if (sources_.size() < 2 && attempt > 0) return false;
+    std::rotate(sources_.begin(), sources_.begin() + 1, sources_.end());
+    ++order_;
+  }
+  distrusted->Drop();
   return true;
 }
 

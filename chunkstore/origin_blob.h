@@ -35,17 +35,20 @@ class OriginBlob {
   std::string name() const;
   // Likewise.
   uint64_t preferred_request_size() const;
+  // The same for all blobs of that origin, and for hardly any of another one.
+  size_t id() const;
 
   absl::Status Read(std::span<const RangeRead> ranges);
   // OriginObject::Stream; the sink's errors are passed on as they are.
   absl::Status Stream(uint64_t offset, uint64_t length, std::span<std::byte> buffer,
                       const OriginObject::Sink& sink);
-  // Changes whenever another origin comes first.
+  // Changes whenever another origin comes first, or the one there is was opened again.
   uint64_t order() const;
   // To be called when bytes that were read are not what their digest says, with the order before they
   // were read, and the number of times that this was so already. True if it is worth another try, from
-  // another place: reads use that from now on. Of many readers that got wrong bytes from an origin at
-  // the same time, only the first one sends it back.
+  // another place, or from the only one, which is opened again: its object may have been repaired by one
+  // in its place. Reads use that from now on. Of many readers that got wrong bytes from an origin at the
+  // same time, only the first one sends it back.
   bool Distrust(uint64_t order, size_t attempt);
   // Calls `attempt`, which reads something and says kDataLoss if it is not what its digest says, until
   // it is right, or there is no other place to read it from. `tried`: how often it was wrong before.

@@ -30,7 +30,7 @@ class StoredBlob::FetchTask : public FetchPool::Task {
  public:
   FetchTask(std::shared_ptr<StoredBlob> blob, std::vector<uint32_t> frames, Priority priority,
             UseTime since, std::shared_ptr<ReadStats> stats)
-      : Task(priority),
+      : Task(priority, blob->origin_.id()),
         blob_(std::move(blob)),
         frames_(std::move(frames)),
         since_(since),
@@ -50,7 +50,7 @@ class StoredBlob::FetchTask : public FetchPool::Task {
 class StoredBlob::LoadChunksTask : public FetchPool::Task {
  public:
   explicit LoadChunksTask(std::shared_ptr<StoredBlob> blob)
-      : Task(Priority::kPrefetch), blob_(std::move(blob)) {}
+      : Task(Priority::kPrefetch, blob->origin_.id()), blob_(std::move(blob)) {}
 
   void Run(Scratch& /*scratch*/) override {
     if (blob_->handles_ == 0) return Finish();
@@ -372,7 +372,7 @@ void StoredBlob::FetchFromOrigin(const Work& work) {
     bytes += record.length;
   }
   const uint64_t order = origin_.order();
-  const absl::Status status = origin_.Read(ranges);
+  const absl::Status status = ReadFromOrigin(ranges);
   work.stats.origin_requests += ranges.size();
   if (!status.ok()) return Fail(wanted, status);
   work.stats.fetched_bytes += bytes;
@@ -386,7 +386,7 @@ void StoredBlob::FetchFromOrigin(const Work& work) {
     if (absl::IsDataLoss(stored) && origin_.Distrust(order, 0)) {
       const RangeRead again{frames()[wanted[i]].offset, compressed};
       const auto read_again = [&]() -> absl::Status {
-        RETURN_IF_ERROR(origin_.Read(std::span(&again, 1)));
+        RETURN_IF_ERROR(ReadFromOrigin(std::span(&again, 1)));
         return StoreFrame(wanted[i], compressed, work);
       };
       stored = origin_.UntilRight(read_again, /*tried=*/1);
@@ -398,6 +398,11 @@ void StoredBlob::FetchFromOrigin(const Work& work) {
       Fail(wanted.subspan(i, 1), stored);
     }
   }
+}
+
+absl::Status StoredBlob::ReadFromOrigin(std::span<const RangeRead> ranges) {
+  const FetchPool::OriginWait wait(*pool_, origin_.id());
+  return origin_.Read(ranges);
 }
 
 absl::Status StoredBlob::StoreFrame(uint32_t frame, std::span<const std::byte> compressed,
@@ -500,6 +505,7 @@ absl::StatusOr<const ChunkTable*> StoredBlob::LoadChunks() {
   if (!absl::IsNotFound(local.status())) {
     spdlog::warn("{}: chunk table is fetched again: {}", name(), TextOf(local.status()));
   }
+  const FetchPool::OriginWait wait(*pool_, origin_.id());
   ASSIGN_OR_RETURN(const std::string decoded, origin_.ReadChunkTable(local_->sections()));
   RETURN_IF_ERROR(local_->StoreChunks(decoded));
   return local_->LoadChunks();

@@ -101,6 +101,8 @@ class StoredBlob : public Blob, public CachedBlob, public std::enable_shared_fro
   std::optional<uint32_t> CheckPresent(uint32_t frame, const Work& work);
   std::optional<uint32_t> CopyFromOthers(uint32_t frame, const Work& work);
   void FetchFromOrigin(const Work& work);
+  // Of a task.
+  absl::Status ReadFromOrigin(std::span<const RangeRead> ranges);
   absl::Status StoreFrame(uint32_t frame, std::span<const std::byte> compressed, const Work& work);
   absl::Status WriteFrame(uint32_t frame, std::span<const std::byte> bytes);
   void PunchLostFrames();

@@ -13,6 +13,7 @@
 
 #include "chunkstore/base/signals.h"
 #include "chunkstore/http/curl_library.h"
+#include "chunkstore/http/sockets.h"
 #include "chunkstore/http/transfer.h"
 
 namespace lamina::http {
@@ -24,7 +25,8 @@ constexpr int kMaxPollMilliseconds = 60'000;
 
 class EventClient : public Client {
  public:
-  EventClient(const ClientOptions& options, CURLM* multi) : options_(options), multi_(multi) {
+  EventClient(const ClientOptions& options, CURLM* multi)
+      : options_(options), multi_(multi), sockets_(options.stall_timeout) {
     const BlockedSignals blocked;
     thread_ = std::thread([this] { Run(); });
     ::pthread_setname_np(thread_.native_handle(), "lamina-http");
@@ -119,8 +121,13 @@ class EventClient : public Client {
       refusing = refusing_;
     }
     for (auto& [id, transfer] : added) {
+      const Clock::time_point not_before = transfer->not_before();
       pending_.emplace(id, Pending{std::move(transfer)});
-      waiting_.push_back(id);
+      if (not_before > Clock::now()) {
+        paused_.emplace(not_before, id);
+      } else {
+        waiting_.push_back(id);
+      }
     }
     if (refusing) FailAll();
     for (const uint64_t id : cancelled) {
@@ -156,6 +163,7 @@ class EventClient : public Client {
   void Begin(std::map<uint64_t, Pending>::iterator entry) {
     absl::StatusOr<CURL*> handle = entry->second.transfer->Begin();
     if (!handle.ok()) return Finish(entry, handle.status());
+    sockets_.Use(*handle);
     const CURLMcode code = Curl().multi_add_handle(multi_, *handle);
     if (code != CURLM_OK) return Finish(entry, absl::InternalError(Curl().multi_strerror(code)));
     entry->second.in_flight = true;
@@ -165,6 +173,9 @@ class EventClient : public Client {
 
   void EndTry(CURL* handle, CURLcode code) {
     const auto entry = pending_.find(by_handle_.at(handle));
+    if (code == CURLE_OPERATION_TIMEDOUT) {
+      sockets_.EndIfSilent(handle, std::chrono::milliseconds(options_.stall_timeout) / 2);
+    }
     Detach(entry->second);
     Transfer::Verdict verdict = entry->second.transfer->End(code, jitter_(random_));
     if (verdict.result.has_value()) return Finish(entry, *std::move(verdict.result));
@@ -205,6 +216,7 @@ class EventClient : public Client {
   bool stopped_ = false;
 
   // The event thread's.
+  Sockets sockets_;
   std::map<uint64_t, Pending> pending_;
   std::deque<uint64_t> waiting_;
   std::multimap<Clock::time_point, uint64_t> paused_;
@@ -223,7 +235,7 @@ absl::StatusOr<std::shared_ptr<Client>> Client::Create(const ClientOptions& opti
   CURLM* const multi = Curl().multi_init();
   if (multi == nullptr) return absl::ResourceExhaustedError("no memory for an HTTP client");
   Curl().multi_setopt(multi, CURLMOPT_MAX_HOST_CONNECTIONS, long{options.max_connections_per_host});
-  Curl().multi_setopt(multi, CURLMOPT_MAXCONNECTS, long{options.max_in_flight});
+  Curl().multi_setopt(multi, CURLMOPT_MAXCONNECTS, long{options.max_connections});
   return std::make_shared<EventClient>(options, multi);
 }
 

@@ -55,10 +55,17 @@ struct Request {
   bool allow_http = false;
   std::string ca_file;  // PEM; beside the system's authorities
   bool follow_redirects = true;
+  // Not over a connection that is there, which may be why another request does not come to an end.
+  bool fresh_connection = false;
   // Tries in all, for what may pass: lost connections, 429 and 5xx. Requests that may not be sent
-  // twice have 1. With a sink, one that brought something begins the count anew.
+  // twice have 1. With a range, one that brought something begins the count anew.
   int attempts = 5;
   std::chrono::seconds stall_timeout{0};  // 0: the client's
+  // The first try begins then, if that is later than now.
+  std::chrono::steady_clock::time_point not_before{};
+  // Told of the pause that a 429 or 503 asks for (Retry-After), of each that comes. Called on the
+  // event thread, which it must not block. May be null.
+  std::function<void(std::chrono::seconds)> busy;
 };
 
 struct Response {
@@ -75,18 +82,26 @@ struct Response {
 // Errors with this payload say that the server at the other end of the connection does not speak TLS.
 inline constexpr const char* kNoTlsPayload = "lamina.http/no-tls";
 
+inline constexpr std::chrono::seconds kMaxRetryAfter{30};
+
 struct ClientOptions {
   std::chrono::milliseconds connect_timeout{10'000};  // name look-up and TLS included
   // A transfer that moves less than `min_speed` bytes a second for this long has failed.
   std::chrono::seconds stall_timeout{30};
   int min_speed = 1024;
-  int max_in_flight = 64;  // requests; others wait for their turn
+  // One that is faster than that has failed nevertheless after this long and as long as its bytes
+  // take at `slowest`: a server may go on sending for ever.
+  std::chrono::seconds patience{60};
+  int slowest = 16 << 10;  // bytes a second
+  // Requests; others wait for their turn. More than servers that do not answer may hold.
+  int max_in_flight = 512;
+  int max_connections = 64;  // that are kept
   int max_connections_per_host = 16;
   // Pauses between attempts: a random part, at least half, of first_backoff * 2^n, up to max_backoff.
   std::chrono::milliseconds first_backoff{100};
   std::chrono::milliseconds max_backoff{5'000};
   // A server that asks for a longer pause (Retry-After) is not waited for.
-  std::chrono::seconds max_retry_after{30};
+  std::chrono::seconds max_retry_after = kMaxRetryAfter;
 };
 
 // Thread-safe.

@@ -27,6 +27,7 @@ absl::StatusOr<CurlLibrary> Load() {
   bool complete = true;
 #define LAMINA_CURL(name) complete = Find(library, "curl_" #name, &curl.name) && complete
   LAMINA_CURL(easy_cleanup);
+  LAMINA_CURL(easy_getinfo);
   LAMINA_CURL(easy_init);
   LAMINA_CURL(easy_pause);
   LAMINA_CURL(easy_setopt);

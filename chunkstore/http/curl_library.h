@@ -15,6 +15,7 @@ namespace lamina::http {
 // The functions of libcurl that are used, by their names without "curl_".
 struct CurlLibrary {
   decltype(&::curl_easy_cleanup) easy_cleanup;
+  decltype(&::curl_easy_getinfo) easy_getinfo;
   decltype(&::curl_easy_init) easy_init;
   decltype(&::curl_easy_pause) easy_pause;
   decltype(&::curl_easy_setopt) easy_setopt;

@@ -111,6 +111,18 @@ absl::StatusOr<CURL*> Transfer::Begin() {
   return handle_.get();
 }
 
+std::chrono::seconds Transfer::TimeLimit() const {
+  // Of a body whose length is not known, the server may send that much.
+  uint64_t bytes = request_.range ? request_.range->length - received_ : request_.max_body;
+  if (request_.body != nullptr) bytes += request_.body->size();
+  const auto slowest = static_cast<uint64_t>(options_.slowest);
+  return std::max(options_.patience, 2 * StallTimeout()) + std::chrono::seconds(bytes / slowest);
+}
+
+std::chrono::seconds Transfer::StallTimeout() const {
+  return request_.stall_timeout.count() > 0 ? request_.stall_timeout : options_.stall_timeout;
+}
+
 void Transfer::SetOptions() {
   CURL* const handle = handle_.get();
   const auto set = [handle](CURLoption option, auto value) {
@@ -131,10 +143,13 @@ void Transfer::SetOptions() {
   }
   set(CURLOPT_PIPEWAIT, 1L);  // rather a stream of a connection that is there than a new one
   set(CURLOPT_TCP_KEEPALIVE, 1L);
+  // Something may be wrong with the connection on which the last try has timed out (sockets.h).
+  set(CURLOPT_FRESH_CONNECT, request_.fresh_connection || timed_out_ ? 1L : 0L);
   set(CURLOPT_CONNECTTIMEOUT_MS, static_cast<long>(options_.connect_timeout.count()));
-  const std::chrono::seconds stall =
-      request_.stall_timeout.count() > 0 ? request_.stall_timeout : options_.stall_timeout;
-  set(CURLOPT_LOW_SPEED_TIME, static_cast<long>(stall.count()));
+  const std::chrono::seconds limit = TimeLimit();
+  ends_at_ = std::chrono::steady_clock::now() + limit;
+  set(CURLOPT_TIMEOUT_MS, static_cast<long>(std::chrono::milliseconds(limit).count()));
+  set(CURLOPT_LOW_SPEED_TIME, static_cast<long>(StallTimeout().count()));
   set(CURLOPT_LOW_SPEED_LIMIT, static_cast<long>(options_.min_speed));
   // The directory of the system's authorities, which libcurl looks into as well, stays set.
   if (!request_.ca_file.empty()) set(CURLOPT_CAINFO, request_.ca_file.c_str());
@@ -197,6 +212,9 @@ size_t Transfer::OnBody(char* data, size_t one, size_t size, void* self) {
   if (complete()) return 0;  // more than was asked for: it is not worth reading
   transfer->failure_ = transfer->AddBody({data, one * size});
   if (!transfer->failure_.ok()) return 0;
+  const Response& response = transfer->response_;
+  // The rest of an error says nothing new, and may have no end.
+  if (!response.ok() && response.body.size() == kMaxErrorBody) return 0;
   return complete() && transfer->MoreFollows() ? 0 : one * size;
 }
 
@@ -251,6 +269,7 @@ absl::Status Transfer::AddBody(std::string_view data) {
 absl::Status Transfer::BeginRange() {
   range_begun_ = true;
   const Range& range = *request_.range;
+  if (!request_.sink) range_.reserve(range.length);
   const uint64_t begin = range.offset + received_;
   const std::string encoding = response_.Header("content-encoding");
   if (!encoding.empty() && encoding != "identity") {
@@ -315,6 +334,8 @@ Transfer::Verdict Transfer::End(CURLcode code, double jitter) {
   handle_.reset();
   headers_.reset();
   ++tries_;
+  timed_out_ = code == CURLE_OPERATION_TIMEDOUT;
+  over_limit_ = timed_out_ && std::chrono::steady_clock::now() >= ends_at_;
   if (!failure_.ok()) return Fail(failure_);
   const bool cut_short = request_.range && range_begun_ && RangeIsComplete();
   // What an error's body was to be does not matter (docker-registry promises more for 416 than it has).
@@ -387,7 +408,8 @@ std::optional<Transfer::Verdict> Transfer::Redirect() {
 
 Transfer::Verdict Transfer::Retry(absl::Status why, double jitter,
                                   std::optional<std::chrono::seconds> asked) {
-  if (request_.sink && HasProgress()) tries_ = 0;
+  // What takes for ever would do so by one small part after the other.
+  if (HasProgress() && !over_limit_) tries_ = 0;
   if (tries_ >= request_.attempts) return Fail(std::move(why));
   std::chrono::milliseconds pause = options_.first_backoff * (1 << std::clamp(tries_ - 1, 0, 10));
   pause = std::min(pause, options_.max_backoff);
@@ -404,6 +426,8 @@ Transfer::Verdict Transfer::RetryOrGiveResponse(double jitter) {
   const std::optional<std::chrono::seconds> asked =
       ParseRetryAfter(response_.Header("retry-after"), std::chrono::system_clock::now());
   const bool too_long = asked && *asked > options_.max_retry_after;
+  const bool is_busy = response_.status == 429 || response_.status == 503;
+  if (asked && is_busy && request_.busy) request_.busy(*asked);
   if (tries_ >= request_.attempts || too_long) {
     response_.url = url_->text;
     return {.result = std::move(response_)};

@@ -36,6 +36,7 @@ class Transfer {
 
   void Finish(absl::StatusOr<Response> result) { done_(std::move(result)); }
   CURL* handle() const { return handle_.get(); }
+  std::chrono::steady_clock::time_point not_before() const { return request_.not_before; }
 
  private:
   struct FreeHandle {
@@ -46,6 +47,9 @@ class Transfer {
   };
 
   absl::Status CheckScheme(const Url& url) const;
+  // How long this try may take in all.
+  std::chrono::seconds TimeLimit() const;
+  std::chrono::seconds StallTimeout() const;
   void SetOptions();
   void SetHeaders();
   void SetBody();
@@ -76,6 +80,8 @@ class Transfer {
   const Client::Done done_;
 
   int tries_ = 0;
+  bool timed_out_ = false;   // the last try
+  bool over_limit_ = false;  // it took longer than it may
   int redirects_ = 0;
   std::optional<Url> first_url_;
   std::optional<Url> url_;  // of this try
@@ -86,7 +92,8 @@ class Transfer {
   Response response_;
   size_t header_bytes_ = 0;
   bool headers_complete_ = false;
-  absl::Status failure_;  // found while the response came in
+  std::chrono::steady_clock::time_point ends_at_;  // by the time limit
+  absl::Status failure_;                           // found while the response came in
 
   uint64_t received_ = 0;  // bytes of the range, kept from one try to the next
   std::string range_;      // these bytes, unless there is a sink

@@ -48,7 +48,11 @@ absl::Status ParallelRead::Launch(size_t piece, size_t source, int challenges) {
   absl::StatusOr<http::Request> request =
       sources_[source]->client().RangeRequest(digest_, {planned.offset, planned.length, size_});
   if (!request.ok()) return HandleFailure(attempts_[number], request.status());
-  if (pieces_[piece].running > 1) request->attempts = 1;  // there is the first one
+  if (pieces_[piece].running > 1) {
+    request->attempts = 1;  // there is the first one
+    // Or it would wait for what that one waits for.
+    request->fresh_connection = true;
+  }
   attempts_[number].authorization = request->authorization;
   attempts_[number].id = repository_.http().Start(
       *std::move(request), [events = events_, number](absl::StatusOr<http::Response> response) {
@@ -87,6 +91,9 @@ absl::Status ParallelRead::HedgeLate() {
   for (size_t i = 0; i < started_; ++i) {
     if (!MayHedge(pieces_[i]) || now < pieces_[i].started_at + patience_) continue;
     pieces_[i].hedged = true;
+    // Who has asked for a pause gets nothing more meanwhile.
+    const size_t source = std::min(pieces_[i].next_source, sources_.size() - 1);
+    if (sources_[source]->client().is_busy()) continue;
     if (latencies_.TakeHedge()) RETURN_IF_ERROR(Launch(i));
   }
   return absl::OkStatus();

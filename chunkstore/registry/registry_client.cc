@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "chunkstore/registry/registry_client.h"
 
+#include <algorithm>
 #include <charconv>
 #include <utility>
 
@@ -19,6 +20,8 @@ constexpr std::string_view kManifestTypes =
     "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json, "
     "application/vnd.docker.distribution.manifest.v2+json, "
     "application/vnd.docker.distribution.manifest.list.v2+json";
+// A server's mistake should not last longer, whatever pause it asks for.
+constexpr std::chrono::seconds kMaxPause = std::chrono::minutes(5);
 constexpr std::string_view kIndexType = "application/vnd.oci.image.index.v1+json";
 
 std::string_view WithoutPort(std::string_view host) {
@@ -78,6 +81,21 @@ bool RegistryClient::AllowsHttp() const {
   return options_.settings.plain_http || http::IsLoopback(WithoutPort(options_.host));
 }
 
+absl::Status RegistryClient::Heed(http::Request* request) const {
+  request->not_before = BusyUntil();
+  const auto left = std::chrono::ceil<std::chrono::seconds>(request->not_before - Clock::now());
+  const auto waits = is_mirror() ? std::chrono::seconds(0) : http::kMaxRetryAfter;
+  if (left > waits) {
+    return absl::UnavailableError(fmt::format(
+        "the server is busy and asked for a pause (Retry-After), which lasts for {} s more",
+        left.count()));
+  }
+  request->busy = [until = busy_until_](std::chrono::seconds pause) {
+    *until = (Clock::now() + std::min(pause, kMaxPause)).time_since_epoch();
+  };
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::string> RegistryClient::Base() {
   const std::lock_guard lock(mutex_);
   if (base_.empty()) {
@@ -126,6 +144,7 @@ absl::StatusOr<http::Response> RegistryClient::Authorized(http::Request request)
   if (is_mirror()) request.attempts = 1;  // there is another server behind it
   ASSIGN_OR_RETURN(const bool is_ours, IsOurs(request.url));
   for (int challenges = 0;; ++challenges) {
+    RETURN_IF_ERROR(Heed(&request));
     if (is_ours) {
       ASSIGN_OR_RETURN(request.authorization, tokens_.Authorization());
     }
@@ -289,6 +308,7 @@ absl::StatusOr<http::Request> RegistryClient::RangeRequest(const Digest& digest,
                                                            const http::Range& range) {
   http::Request request{
       .range = range, .allow_http = AllowsHttp(), .ca_file = options_.settings.ca_file};
+  if (absl::Status status = Heed(&request); !status.ok()) return Name(std::move(status));
   ASSIGN_OR_RETURN(request.url, UrlOf("blobs/" + digest.ToString()));
   ASSIGN_OR_RETURN(request.authorization, tokens_.Authorization());
   if (is_mirror()) request.attempts = 1;  // there is another server behind it

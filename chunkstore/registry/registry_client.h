@@ -5,6 +5,8 @@
 #ifndef LAMINA_CHUNKSTORE_REGISTRY_REGISTRY_CLIENT_H_
 #define LAMINA_CHUNKSTORE_REGISTRY_REGISTRY_CLIENT_H_
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -50,6 +52,9 @@ class RegistryClient {
   // "registry.example:5000/library/debian", or the mirror's URL.
   const std::string& name() const { return name_; }
   bool is_mirror() const { return !options_.mirror_url.empty(); }
+  // It has asked for a pause (Retry-After), which is not over. Requests that are made meanwhile wait for
+  // its end, or fail at once if it is too long, or if there is another server to ask.
+  bool is_busy() const { return Clock::now() < BusyUntil(); }
 
   // By tag or digest. If by digest, or if the server tells one, the digest is checked.
   absl::StatusOr<Document> GetManifest(const std::string& tag_or_digest);
@@ -87,6 +92,11 @@ class RegistryClient {
   absl::StatusOr<http::Response> Send(const std::string& path_or_url, http::Request request);
 
  private:
+  using Clock = std::chrono::steady_clock;
+
+  Clock::time_point BusyUntil() const { return Clock::time_point(busy_until_->load()); }
+  // Has a request keep to the pause that the server has asked for, and take note of the next one.
+  absl::Status Heed(http::Request* request) const;
   // "https://host/v2/repository/".
   absl::StatusOr<std::string> Base();
   absl::StatusOr<std::string> FindBase();
@@ -100,6 +110,9 @@ class RegistryClient {
   const Options options_;
   const std::string name_;
   TokenSource tokens_;
+  // Shared with requests, which may end after the client.
+  const std::shared_ptr<std::atomic<Clock::duration>> busy_until_ =
+      std::make_shared<std::atomic<Clock::duration>>();
   std::mutex mutex_;  // held while the base is being found out
   std::string base_;
 };

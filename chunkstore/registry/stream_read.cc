@@ -29,14 +29,16 @@ class StreamRead::Pipe {
     changed_.notify_one();
   }
 
-  // By the reader: waits for bytes, which replace those in `bytes`; none at the end. `resume` says
-  // that the event thread is to go on.
-  void Take(std::string* bytes, bool* resume) {
+  // By the reader: waits for bytes, which replace those in `bytes`, but not for longer than kPatience.
+  // False at the end. `resume` says that the event thread is to go on.
+  bool Take(std::string* bytes, bool* resume) {
     bytes->clear();
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return !queued_.empty() || result_.has_value(); });
+    const auto came = [this] { return !queued_.empty() || result_.has_value(); };
+    if (!changed_.wait_for(lock, kPatience, came)) return true;
     queued_.swap(*bytes);
     *resume = std::exchange(paused_, false);
+    return !bytes->empty();
   }
   absl::StatusOr<http::Response> TakeResult() {
     std::lock_guard lock(mutex_);
@@ -108,8 +110,7 @@ absl::Status StreamRead::Drain(Pipe& pipe, uint64_t id) {
   std::string bytes;
   while (true) {
     bool resume = false;
-    pipe.Take(&bytes, &resume);
-    if (bytes.empty()) return absl::OkStatus();
+    if (!pipe.Take(&bytes, &resume)) return absl::OkStatus();
     if (resume) repository_.http().Resume(id);
     next_ += bytes.size();
     RETURN_IF_ERROR((*sink_)(AsBytes(bytes)));

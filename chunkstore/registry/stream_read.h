@@ -5,6 +5,7 @@
 #ifndef LAMINA_CHUNKSTORE_REGISTRY_STREAM_READ_H_
 #define LAMINA_CHUNKSTORE_REGISTRY_STREAM_READ_H_
 
+#include <chrono>
 #include <cstdint>
 
 #include "chunkstore/origin.h"
@@ -12,13 +13,15 @@
 
 namespace lamina::registry {
 
-// Used once, by one thread, which the sink runs on. While it works, the next bytes are received: up
+// Used once, by one thread, which the sink runs on, and is given an empty piece whenever nothing has
+// come for kPatience. While it works, the next bytes are received: up
 // to kMaxQueued, then the connection is left alone until there is room again. A connection that
 // breaks is taken up where it broke, by the same rules as other requests' (http/client.h); what one
 // source does not give, the next one is asked for.
 class StreamRead {
  public:
   static constexpr size_t kMaxQueued = 1 << 20;
+  static constexpr std::chrono::seconds kPatience{1};
 
   StreamRead(Repository& repository, const Digest& digest, uint64_t size)
       : repository_(repository), digest_(digest), size_(size) {}

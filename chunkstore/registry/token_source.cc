@@ -155,6 +155,8 @@ absl::StatusOr<TokenSource::Grant> TokenSource::RequestToken(
     fields.emplace_back("scope", all);
     fields.emplace_back("refresh_token", credential->identity_token);
     request.method = "POST";
+    // It would carry the refresh token wherever it leads.
+    request.follow_redirects = false;
     request.url = url.text;
     request.headers = {{"Content-Type", "application/x-www-form-urlencoded"}};
     request.body = std::make_shared<const std::string>(FormEncoded(fields));

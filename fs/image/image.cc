@@ -89,6 +89,7 @@ absl::StatusOr<Image> OpenImage(std::string_view reference, const oci::Platform&
 absl::StatusOr<std::vector<Image>> OpenImages(std::span<const std::string> references,
                                               const oci::Platform& platform,
                                               const RegistryAccess& access) {
+  RETURN_IF_ERROR(CheckCredentials(references, access.settings));
   std::vector<Image> images;
   std::set<Digest> below;
   for (const std::string& reference : references) {

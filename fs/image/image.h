@@ -39,7 +39,7 @@ absl::StatusOr<Image> OpenImage(std::string_view reference, const oci::Platform&
 
 // Images that are put on top of each other, lowest first. A layer that an image has in common with
 // those below is left out of it, of its manifest and configuration as well: on top of what it was made
-// from an image only adds what is its own.
+// from an image only adds what is its own. Credentials as CheckCredentials wants them.
 absl::StatusOr<std::vector<Image>> OpenImages(std::span<const std::string> references,
                                               const oci::Platform& platform,
                                               const RegistryAccess& access = {});

@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "chunkstore/registry/reference.h"
 #include "fs/image/layout.h"
 #include "fs/image/registry_store.h"
 
@@ -41,6 +42,28 @@ std::string ListPlatforms(const std::vector<Descriptor>& manifests) {
 }
 
 }  // namespace
+
+absl::Status CheckCredentials(std::span<const std::string> references,
+                              const registry::Settings& settings) {
+  if (std::ranges::none_of(settings.credentials.given,
+                           [](const auto& given) { return given.host.empty(); })) {
+    return absl::OkStatus();
+  }
+  std::string first;
+  for (const std::string& reference : references) {
+    const absl::StatusOr<ImageReference> image = ImageReference::Parse(reference);
+    if (!image.ok() || image->transport != ImageTransport::kRegistry) continue;
+    const absl::StatusOr<registry::Reference> parsed = registry::Reference::Parse(image->path);
+    if (!parsed.ok()) continue;  // nothing is sent anywhere for it
+    if (first.empty()) first = parsed->host;
+    if (parsed->host != first) {
+      return absl::InvalidArgumentError(fmt::format(
+          "--creds needs HOST= in front, as the images are in two registries: {} and {}", first,
+          parsed->host));
+    }
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<OpenedStore> OpenStore(const ImageReference& reference,
                                       const RegistryAccess& access) {

@@ -6,6 +6,7 @@
 #define LAMINA_FS_IMAGE_IMAGE_STORE_H_
 
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +25,11 @@ struct RegistryAccess {
   registry::Settings settings;
   std::shared_ptr<http::Client> client;  // null: one is made when it is needed
 };
+
+// To be called before images are read or written together: credentials that were given without a host
+// are for the registry of them all, and kInvalidArgument says that there are several.
+absl::Status CheckCredentials(std::span<const std::string> references,
+                              const registry::Settings& settings);
 
 // Any number of threads. Documents are checked against their descriptors before they are returned.
 class ImageStore {

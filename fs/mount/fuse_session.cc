@@ -37,8 +37,10 @@ unsigned ThreadCount() { return std::clamp(std::thread::hardware_concurrency() *
 constexpr std::chrono::milliseconds kReceivePause(10);
 
 // The kernel's default of 12 requests in the background would leave the origin idle: asynchronous
-// direct I/O, which EROFS readahead is here, counts as background (fuse_simple_background).
-constexpr unsigned kMaxBackground = 128;
+// direct I/O, which EROFS readahead is here, counts as background (fuse_simple_background). All images
+// share the connection, so it takes more than the readers of one that does not answer. A request that
+// waits costs little; the kernel's max_user_bgreq is a limit for who is not root only.
+constexpr unsigned kMaxBackground = 8192;
 
 // Has the kernel put requests that were read and not answered back into its queue (Linux 6.9,
 // FUSE_NOTIFY_RESEND in its include/uapi/linux/fuse.h).

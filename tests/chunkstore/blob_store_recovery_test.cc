@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,6 +18,7 @@
 #include <thread>
 
 #include "chunkstore/blob_store.h"
+#include "chunkstore/local_blob.h"
 #include "tests/chunkstore/store_testing.h"
 
 namespace lamina::chunkstore {
@@ -178,6 +180,22 @@ TEST_F(RecoveryTest, IsNotMisledByDamagedOrMissingLocalFiles) {
     }
     std::filesystem::remove_all(LocalPath(blob, ""));
   }
+}
+
+TEST_F(RecoveryTest, AFailureThatSaysNothingOfTheFilesIsNoDamage) {
+  const TestBlob blob = AddMixedBlob();
+  FillBlob(blob);
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const std::string directory = std::filesystem::path(LocalPath(blob, "data")).parent_path();
+  const rlimit none{.rlim_cur = 0, .rlim_max = limit.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const absl::Status open = LocalBlob::Open(directory, blob.descriptor()).status();
+  const absl::Status descriptor = DescriptorOf(directory).status();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_TRUE(absl::IsResourceExhausted(open)) << open;
+  EXPECT_TRUE(absl::IsResourceExhausted(descriptor)) << descriptor;
+  EXPECT_TRUE(LocalBlob::Open(directory, blob.descriptor()).ok());
 }
 
 TEST_F(RecoveryTest, KeepsFetchedFramesWhenOnlyTablesAreDamaged) {

@@ -115,6 +115,27 @@ TEST_F(BulkFetchTest, ReadsOverSmallGapsAndNotOverLargeOnes) {
   EXPECT_TRUE(ReadBlob(*attached).value() == AddressSpace(blob));
 }
 
+TEST_F(BulkFetchTest, AStreamThatHasStalledKeepsNobodyWaiting) {
+  const TestBlob blob = AddFrames(20);
+  const auto store = OpenStore();
+  const auto origin = NewOrigin();
+  const auto attached = Attach(*store, blob, origin);
+  origin->HoldStreamsAfter(2 << 20);  // in the middle of a frame
+  FetchResult bulk;
+  attached->FetchBulk(0, 20, Priority::kBulk, nullptr, {}, bulk.Callback());
+  origin->AwaitHeld(1);
+  std::vector<FetchResult> waiting(4);  // since before it is known that the stream has stalled
+  for (uint32_t i = 0; i < 4; ++i) {
+    attached->Fetch((7 + i) * kFrameSize, 1, Priority::kForeground, nullptr, waiting[i].Callback());
+  }
+  origin->TellOfSilence();
+  for (FetchResult& result : waiting) EXPECT_TRUE(result.Wait().ok());
+  EXPECT_FALSE(bulk.called());
+  origin->Release();
+  EXPECT_TRUE(bulk.Wait().ok());
+  EXPECT_TRUE(ReadBlob(*attached).value() == AddressSpace(blob));
+}
+
 TEST_F(BulkFetchTest, FetchesNothingTwice) {
   const TestBlob blob = AddFrames(10);
   const auto origin = NewOrigin();

@@ -110,6 +110,36 @@ TEST_F(SeveralOriginsTest, AnOriginThatDoesNotAnswerHoldsUpNobodyElse) {
   EXPECT_EQ(waited.get(), good.get());
 }
 
+TEST_F(SeveralOriginsTest, AnOriginThatHangsHoldsUpReadsOfNothingElse) {
+  const auto store = OpenStore(nullptr, /*threads=*/2);
+  PutIntoBad(blob_.info.digest, blob_.object);
+  const auto slow = NewBadOrigin();
+  const auto stuck = Attach(*store, slow);
+  const TestBlob other = AddBlob({RandomBytes(kFrameSize, 50), RandomBytes(kFrameSize, 51),
+                                  RandomBytes(kFrameSize, 52), RandomBytes(kFrameSize, 53)});
+  const auto good = Attach(*store, other.descriptor(), NewOrigin());
+  slow->Hold();
+  std::vector<FetchResult> waiting(12);
+  for (uint32_t i = 0; i < 12; ++i) {
+    stuck->Fetch(i * kFrameSize, 1, Priority::kForeground, nullptr, waiting[i].Callback());
+  }
+  slow->AwaitHeld(2);
+  FetchResult read;
+  FetchResult bulk;
+  good->Fetch(0, kFrameSize, Priority::kForeground, nullptr, read.Callback());
+  good->FetchBulk(1, 4, Priority::kBulk, nullptr, {}, bulk.Callback());
+  for (int i = 0; i < 1000 && !(read.called() && bulk.called()); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  EXPECT_TRUE(read.called());
+  EXPECT_TRUE(bulk.called());
+  for (const FetchResult& result : waiting) EXPECT_FALSE(result.called());
+  slow->Release();
+  for (FetchResult& result : waiting) EXPECT_TRUE(result.Wait().ok());
+  EXPECT_TRUE(read.Wait().ok());
+  EXPECT_TRUE(bulk.Wait().ok());
+}
+
 TEST_F(SeveralOriginsTest, ManyWhoAttachFromOneOriginReadTheTablesOnce) {
   const auto store = OpenStore();
   const auto origin = NewOrigin();
@@ -160,6 +190,27 @@ TEST_F(SeveralOriginsTest, AnOriginOfWrongBytesIsNotAskedAgainForTheRestOfThem) 
   bad->ForgetRanges();
   EXPECT_TRUE(ReadBlob(*attached).value() == content_);
   EXPECT_EQ(bad->ranges().size(), 1u);
+}
+
+TEST_F(SeveralOriginsTest, AnObjectThatWasRepairedIsReadByWhoHadItOpen) {
+  const std::string path = bad_layout() + "/blobs/sha256/" + blob_.info.digest.Hex();
+  for (const bool bulk : {false, true}) {
+    std::filesystem::remove_all(state());
+    PutWrongFrames();
+    const auto store = OpenStore();
+    const auto attached = Attach(*store, NewBadOrigin());
+    EXPECT_TRUE(absl::IsDataLoss(ReadBlob(*attached).status()));
+    std::ofstream(path + ".new", std::ios::binary) << blob_.object;
+    std::filesystem::rename(path + ".new", path);
+    if (bulk) {
+      FetchResult result;
+      attached->FetchBulk(0, attached->frames().size(), Priority::kBulk, nullptr, {},
+                          result.Callback());
+      EXPECT_TRUE(result.Wait().ok());
+    }
+    EXPECT_TRUE(ReadBlob(*attached).value() == content_);
+    std::filesystem::remove(path);
+  }
 }
 
 TEST_F(SeveralOriginsTest, WrongBytesInALargeRequestComeFromTheOther) {

@@ -44,6 +44,8 @@ class ObservedOrigin : public Origin {
   void Release();
   // Streams begin, but stop behind this many bytes until Release.
   void HoldStreamsAfter(uint64_t bytes);
+  // Streams that are held say so to their sinks again and again.
+  void TellOfSilence() { tells_of_silence_ = true; }
   // Returns once `count` reads wait to be released.
   void AwaitHeld(int count);
 
@@ -55,11 +57,12 @@ class ObservedOrigin : public Origin {
  private:
   class Object;
   absl::Status Begin(const std::vector<Range>& ranges);
-  absl::Status PassStream(uint64_t bytes);
+  absl::Status PassStream(uint64_t bytes, const OriginObject::Sink& sink);
 
   const std::shared_ptr<Origin> origin_;
   std::atomic<uint64_t> preferred_request_size_{0};
   std::atomic<int> opened_{0};
+  std::atomic<bool> tells_of_silence_{false};
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Range> ranges_;

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "fs/image/image_store.h"
+
 namespace lamina::fs {
 namespace {
 
@@ -46,6 +48,25 @@ TEST(ReferenceTest, RefusesWhatIsNotAReference) {
     EXPECT_FALSE(ImageReference::Parse(text).ok()) << text;
   }
   EXPECT_FALSE(ImageReference::ParseConverted("dir:/srv").ok());
+}
+
+TEST(ReferenceTest, CredentialsWithoutAHostAreForOneRegistry) {
+  registry::Settings settings;
+  const auto check = [&](const std::vector<std::string>& references) {
+    return CheckCredentials(references, settings);
+  };
+  const std::vector<std::string> two = {"docker://corp.example/app", "oci:d",
+                                        "docker://evil.example/x"};
+  const std::vector<std::string> one = {"docker://corp.example/app", "oci:d",
+                                        "docker://corp.example/x"};
+  EXPECT_TRUE(check(two).ok());
+  settings.credentials.given = {{.host = "corp.example", .credential = {.username = "ann"}}};
+  EXPECT_TRUE(check(two).ok());
+  settings.credentials.given.push_back({.credential = {.username = "ann"}});
+  EXPECT_TRUE(check(one).ok());
+  const absl::Status status = check(two);
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_NE(status.message().find("corp.example and evil.example"), std::string::npos) << status;
 }
 
 }  // namespace

@@ -2,13 +2,15 @@
 """Registries that want tokens, redirect, are slow, fail, cut and lie: right bytes or a clear error."""
 
 import itertools
+import json
 import re
 import subprocess
 import threading
 import time
 
-from harness import check, check_equal, need_root, noise, test
-from registry_server import (Authority, Proxy, Server, TokenProxy, TokenServer, free_port,
+from harness import (check, check_equal, need_root, noise, small_image, test,
+                     wait_until)
+from registry_server import (Authority, Proxy, Relay, Server, TokenProxy, TokenServer, free_port,
                              process)
 from registry_tests import (FILES, check_reads, environment, expect_read_error, filled_registry,
                             plain_registry, read_all, source_layout)
@@ -145,6 +147,58 @@ def _(workspace):
                   "the other host saw a credential")
 
 
+@test("registry.redirect-does-not-carry-the-refresh-token")
+def _(workspace):
+    bodies = []
+
+    class Elsewhere(Server):
+        def answer(self, handler):
+            bodies.append(handler.body)
+            handler.reply(200, b'{"token": "x"}')
+
+    class Redirecting(Server):
+        def answer(self, handler):
+            self.note(handler)
+            handler.reply(307, Location=f"{elsewhere.url}/token")
+
+    with plain_registry(workspace) as server, Elsewhere() as elsewhere, Redirecting() as tokens:
+        def fault(handler):
+            challenge = f'Bearer realm="{tokens.url}/token",service="test",scope="x"'
+            handler.reply(401, WWW_Authenticate=challenge)
+            return True
+        with Proxy(server, fault) as guarded:
+            auth_file = workspace.path("auth.json")
+            auth_file.write_text(json.dumps(
+                {"auths": {guarded.host: {"identitytoken": "refresh-me"}}}), encoding="utf-8")
+            result = workspace.lamina("inspect", guarded.reference("app"), status=1,
+                                      env=environment(workspace,
+                                                      REGISTRY_AUTH_FILE=str(auth_file)))
+            check("307" in result.stderr, result.stderr)
+            check(tokens.count("POST", "/token") > 0, "the token server was not asked")
+            check_equal(bodies, [], "what the other host got")
+
+
+@test("registry.credentials-without-a-host-are-for-one-registry")
+def _(workspace):
+    need_root()
+
+    class Recorder(Server):
+        def answer(self, handler):
+            self.note(handler)
+            handler.reply(401, WWW_Authenticate='Basic realm="x"')
+
+    creds = ("--creds=ann:pw", f"--state={workspace.state}")
+    with filled_registry(workspace) as server, Recorder() as evil:
+        app, other = server.reference("app"), evil.reference("x")
+        one, two = workspace.path("list"), workspace.new_directory("mnt")
+        one.write_text(f"{app}\n{other}\n", encoding="utf-8")
+        for arguments in (("mount", app, two, "--layer", other), ("prefetch", app, other),
+                          ("prefetch", "--from-file", one), ("run", "--layer", other, app)):
+            result = workspace.lamina(*arguments[:1], *creds, *arguments[1:], status=None)
+            check(result.returncode != 0 and "--creds needs HOST=" in result.stderr, result.stderr)
+        check_equal(evil.requests, [], "requests to the other registry")
+
+
 @test("registry.redirect-loop-is-an-error")
 def _(workspace):
     need_root()
@@ -206,6 +260,64 @@ def _(workspace):
         with Proxy(server, closed) as proxy:
             result = workspace.lamina("inspect", proxy.reference("app"), status=1, timeout=20)
             check("503" in result.stderr, result.stderr)
+
+
+@test("registry.busy-server-gets-no-second-request")
+def _(workspace):
+    """Nothing is asked for in the pause that a server has asked for, and content comes after it."""
+    need_root()
+    busy_until = [None]
+    early = []
+    asked = threading.Event()
+
+    def fault(handler):
+        if not asked.is_set() or not is_range(handler):
+            return None
+        now = time.monotonic()
+        if busy_until[0] is None:
+            busy_until[0] = now + 4
+            handler.reply(429, Retry_After="4")
+            return True
+        if now < busy_until[0] - 0.05:
+            early.append(now - busy_until[0])
+        return None
+    with filled_registry(workspace) as server, Proxy(server, fault) as proxy:
+        with workspace.mounted(proxy.reference("app"), "--no-prefetch") as mounted:
+            asked.set()
+            first = subprocess.Popen(["cat", mounted / "b"], stdout=subprocess.DEVNULL)
+            wait_until(lambda: busy_until[0] is not None, "the server was asked")
+            time.sleep(0.2)
+            check((mounted / "a").read_bytes() == FILES["a"], "a is wrong")
+            check_equal(first.wait(), 0, "exit code of the first reader")
+            check_equal(early, [], "requests that came too early")
+
+
+@test("registry.pause-that-is-too-long-is-an-error-at-once")
+def _(workspace):
+    need_root()
+    closed = threading.Event()
+
+    def fault(handler):
+        if not closed.is_set() or not is_range(handler):
+            return None
+        handler.reply(503, Retry_After="40")
+        return True
+    with filled_registry(workspace) as server, Proxy(server, fault) as proxy:
+        with workspace.mounted(proxy.reference("app"), "--no-prefetch") as mounted:
+            closed.set()
+            for _ in range(3):
+                start = time.monotonic()
+                result = subprocess.run(["cat", mounted / "b"], check=False, capture_output=True,
+                                        timeout=60)
+                check(b"Input/output error" in result.stderr, f"the error is {result.stderr!r}")
+                check(time.monotonic() - start < 5, "the error came late")
+                asked = proxy.count("GET", BLOB)
+            result = subprocess.run(["cat", mounted / "a"], check=False, capture_output=True,
+                                    timeout=60)
+            check(result.returncode != 0, "a was read from a server that is closed")
+            check_equal(proxy.count("GET", BLOB), asked, "requests to a server that is closed")
+        log = (workspace.state / "engine.log").read_text(encoding="utf-8")
+        check("asked for a pause" in log, log)
 
 
 @test("registry.whole-object-instead-of-a-range")
@@ -535,6 +647,41 @@ def _(workspace):
             release.set()
 
 
+@test("registry.hanging-registry-holds-up-no-other-image")
+def _(workspace):
+    """More readers of an image that does not answer than there are threads."""
+    need_root()
+    stuck = threading.Event()
+    release = threading.Event()
+
+    def fault(handler):
+        if is_range(handler) and stuck.is_set():
+            release.wait(120)
+        return None
+    with plain_registry(workspace) as server:
+        workspace.lamina("convert", source_layout(workspace, LARGE), server.reference("app"))
+        other = workspace.converted(small_image(FILES), "other")
+        with Proxy(server, fault) as proxy:
+            readers = []
+            try:
+                with workspace.mounted(proxy.reference("app"), "--no-prefetch") as mounted, \
+                        workspace.mounted(other, "--no-prefetch") as alive:
+                    stuck.set()
+                    readers = [subprocess.Popen(
+                        ["dd", f"if={mounted}/large", "of=/dev/null", "bs=4096", "count=1",
+                         f"skip={number * 30}", "status=none"]) for number in range(160)]
+                    time.sleep(3)
+                    start = time.monotonic()
+                    read_all(alive)
+                    check(time.monotonic() - start < 15, "it waited for the other image")
+                    check(all(reader.poll() is None for reader in readers), "nothing hangs")
+                    release.set()
+                    for reader in readers:
+                        check_equal(reader.wait(), 0, "exit code of a reader")
+            finally:
+                release.set()
+
+
 def check_upload(workspace, server, proxy):
     workspace.lamina("convert", source_layout(workspace, LARGE), proxy.reference("app"))
     state = workspace.new_directory("state")
@@ -644,3 +791,26 @@ def _(workspace):
     check("HTTP/2.0" in {line[0] for line in lines}, "nothing came by HTTP/2")
     reads = [line for line in lines if line[2] == "GET" and "/app/blobs/" in line[3]]
     check(len({line[1] for line in reads}) <= 6, "connections are not kept")
+
+
+@test("registry.silent-connection-is-not-used-again")
+def _(workspace):
+    """A connection with many streams over which nothing comes any more, and that stays open."""
+    need_root()
+    authority = Authority(workspace.root)
+    port = free_port()
+    with filled_registry(workspace) as server:
+        config = workspace.path("nginx.conf")
+        config.write_text(NGINX.format(root=workspace.root, port=port, authority=authority,
+                                       upstream=server.port), encoding="ascii")
+        with process(["nginx", "-c", config], port, workspace.path("nginx.out")), \
+                Relay(port) as relay:
+            image = f"docker://localhost:{relay.port}/app"
+            with workspace.mounted(image, f"--ca-file={authority.ca}",
+                                   "--no-prefetch") as mounted:
+                (mounted / "c").read_bytes()
+                relay.silence()
+                start = time.monotonic()
+                read_all(mounted)
+                # One request may find out that it has come to nothing.
+                check(time.monotonic() - start < 60, "reads waited for a dead connection")

@@ -238,6 +238,54 @@ class Proxy(Server):
             return response.status, kept, body
 
 
+class Relay:
+    """Passes TCP connections on to a port, until it is told to go silent on those that there are."""
+
+    def __init__(self, upstream):
+        self.upstream = upstream
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.connections = []  # (sockets, whether it is silent)
+        self.thread = threading.Thread(target=self.accept, daemon=True)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.thread.join()
+        self.listener.close()
+        for ends, _ in self.connections:
+            for end in ends:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self.listener.accept()
+                server = socket.create_connection(("127.0.0.1", self.upstream))
+                silent = threading.Event()
+                self.connections.append(((client, server), silent))
+                for source, sink in ((client, server), (server, client)):
+                    threading.Thread(target=self.copy, args=(source, sink, silent),
+                                     daemon=True).start()
+
+    @staticmethod
+    def copy(source, sink, silent):
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if not silent.is_set():
+                    sink.sendall(data)
+            if not silent.is_set():
+                sink.shutdown(socket.SHUT_WR)
+
+    def silence(self):
+        for _, silent in self.connections:
+            silent.set()
+
+
 class TokenServer(Server):
     """Gives tokens that are good for a number of seconds, and checks them for a TokenProxy."""
 
@@ -307,5 +355,5 @@ class TokenProxy(Proxy):
         return True
 
 
-__all__ = ["Authority", "Failure", "Proxy", "Registry", "Server", "TokenProxy", "TokenServer",
+__all__ = ["Authority", "Failure", "Proxy", "Registry", "Relay", "Server", "TokenProxy", "TokenServer",
            "free_port", "registry", "write_auth_file", "write_passwords"]

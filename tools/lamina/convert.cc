@@ -70,25 +70,6 @@ void Print(const fs::ConvertResult& result, double seconds) {
   if (reused > 0) PrintText("{} of the layers were there already\n", reused);
 }
 
-// Credentials without a host would go to both registries.
-absl::Status CheckCredentials(const Options& options) {
-  const auto host = [](const std::string& reference) {
-    constexpr std::string_view kPrefix = "docker://";
-    if (!reference.starts_with(kPrefix)) return std::string();
-    return reference.substr(kPrefix.size(), reference.find('/', kPrefix.size()) - kPrefix.size());
-  };
-  const std::string source = host(options.convert.source);
-  const std::string destination = host(options.convert.destination);
-  if (source.empty() || destination.empty() || source == destination) return absl::OkStatus();
-  for (const auto& given : options.convert.access.settings.credentials.given) {
-    if (given.host.empty()) {
-      return absl::InvalidArgumentError(
-          "--creds needs HOST= in front, as the image moves between two registries");
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CheckReferences(const fs::ConvertOptions& options) {
   RETURN_IF_ERROR(fs::ImageReference::Parse(options.source).status());
   if (!options.destination.empty()) {  // else it goes beside the source, as a referrer
@@ -157,7 +138,9 @@ absl::StatusOr<fs::ConvertResult> ConvertWithProgress(fs::ConvertOptions options
 absl::StatusOr<int> Run(Options& options) {
   RETURN_IF_ERROR(UsageError(CheckReferences(options.convert)));
   ASSIGN_OR_RETURN(options.convert.access.settings, ToSettings(options.registry));
-  RETURN_IF_ERROR(CheckCredentials(options));
+  std::vector<std::string> references = {options.convert.source};
+  if (!options.convert.destination.empty()) references.push_back(options.convert.destination);
+  RETURN_IF_ERROR(fs::CheckCredentials(references, options.convert.access.settings));
   options.convert.all_platforms = options.platform == kAllPlatforms;
   if (!options.platform.empty() && !options.convert.all_platforms) {
     absl::StatusOr<oci::Platform> platform = oci::Platform::Parse(options.platform);

@@ -8,6 +8,7 @@
 
 #include "fs/engine/client.h"
 #include "fs/engine/prefetch_messages.h"
+#include "fs/image/image_store.h"
 #include "tools/lamina/commands.h"
 #include "tools/lamina/output.h"
 
@@ -141,6 +142,8 @@ absl::StatusOr<int> Run(const Options& options) {
     images.insert(images.end(), listed.begin(), listed.end());
   }
   if (images.empty()) return UsageError(absl::InvalidArgumentError("prefetch: no image was given"));
+  ASSIGN_OR_RETURN(const registry::Settings settings, ToSettings(options.registry));
+  RETURN_IF_ERROR(UsageError(fs::CheckCredentials(images, settings)));
   ASSIGN_OR_RETURN(std::vector<std::string> engine, EngineArguments(options.cache));
   fs::Client client(options.state, ProgramPath(), std::move(engine));
   const std::vector<fs::PrefetchReport> reports = PrefetchAll(client, images, options);
