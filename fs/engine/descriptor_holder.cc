@@ -97,9 +97,15 @@ DescriptorHolder::DescriptorHolder(std::multimap<std::string, UniqueFd> descript
 
 UniqueFd DescriptorHolder::Take(const std::string& name) {
   std::lock_guard lock(mutex_);
-  const auto found = descriptors_.find(name);
-  if (found == descriptors_.end()) return UniqueFd();
+  const auto found = descriptors_.lower_bound(name);
+  if (found == descriptors_.end() || found->first != name) return UniqueFd();
   return std::move(descriptors_.extract(found).mapped());
+}
+
+std::vector<UniqueFd> DescriptorHolder::TakeAll(const std::string& name) {
+  std::vector<UniqueFd> taken;
+  for (UniqueFd fd = Take(name); fd.valid(); fd = Take(name)) taken.push_back(std::move(fd));
+  return taken;
 }
 
 std::vector<std::string> DescriptorHolder::names() const {

@@ -53,6 +53,8 @@ class DescriptorHolder {
   // Gives away a descriptor that was there at the start; not valid if there is none of this name,
   // or none any more.
   UniqueFd Take(const std::string& name);
+  // All of the name, in the order in which they came.
+  std::vector<UniqueFd> TakeAll(const std::string& name);
   // Those that nobody took.
   std::vector<std::string> names() const;
 

@@ -738,7 +738,11 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Open(const EngineOptions& option
                                                             .in_memory = options.cache.none}));
   auto engine = std::make_unique<EngineImpl>(options, std::move(lock), std::move(mounter), index,
                                              std::move(store));
-  RETURN_IF_ERROR(engine->RestoreMounts());
+  if (absl::Status status = engine->RestoreMounts(); !status.ok()) {
+    // What was taken over until then is left to the next one.
+    if (options.holder != nullptr) engine->HandOver();
+    return status;
+  }
   return engine;
 }
 

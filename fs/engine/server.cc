@@ -18,6 +18,7 @@
 #include <memory>
 #include <optional>
 #include <thread>
+#include <vector>
 
 #include "fs/engine/engine.h"
 #include "fs/engine/messages.h"
@@ -204,56 +205,64 @@ class Server {
     ASSIGN_OR_RETURN(server->mountinfo_, OpenFile("/proc/self/mountinfo", O_RDONLY));
     server->wake_.Reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (!server->wake_.valid()) return ErrnoStatus(errno, "eventfd");
-    if (holder != nullptr) server->listener_ = holder->Take("control");
-    server->owns_socket_ = !server->listener_.valid();
+    std::vector<UniqueFd>& listeners = server->listeners_;
+    if (holder != nullptr) listeners = holder->TakeAll("control");
+    server->owns_socket_ = listeners.empty();
     if (server->owns_socket_) {
-      ASSIGN_OR_RETURN(server->listener_, ListenUnix(options.engine.state, kControlSocket));
+      ASSIGN_OR_RETURN(UniqueFd socket, ListenUnix(options.engine.state, kControlSocket));
+      listeners.push_back(std::move(socket));
     }
     if (options.start_services) {
       ASSIGN_OR_RETURN(server->services_, options.start_services(*server->engine_));
     }
     return server;
   }
-  explicit Server(const ServerOptions& options) : options_(options) {}
+  explicit Server(const ServerOptions& options)
+      : options_(options), leave_mounts_(options.engine.holder != nullptr) {}
 
   // Clients in the queue that were not accepted see their connection close unanswered, and start an
   // engine of their own. Those that were answered see it close when this process has ended.
   ~Server() {
     if (owns_socket_) ::unlink((options_.engine.state + "/" + kControlSocket).c_str());
-    listener_.Reset();
+    listeners_.clear();
     // Not before a hand-over: mounts that stay would give their readers errors.
-    if (!hand_over_) engine_->StopRequests();
+    if (engine_ != nullptr && !leave_mounts_) engine_->StopRequests();
     services_.reset();
     for (Connection& connection : connections_) {
       if (connection.done()) connection.LeaveOpen();
     }
     connections_.clear();
-    if (hand_over_) engine_->HandOver();
+    if (engine_ != nullptr && leave_mounts_) engine_->HandOver();
   }
 
   absl::Status Run() {
     while (!ShouldEnd()) {
-      pollfd events[] = {
-          {.fd = listener_.get(), .events = POLLIN},
+      std::vector<pollfd> events = {
           {.fd = signals_.get(), .events = POLLIN},
           {.fd = mountinfo_.get(), .events = POLLPRI},  // proc(5): a mount came or went
           {.fd = wake_.get(), .events = POLLIN},
       };
-      const int ready = ::poll(events, std::size(events), Patience());
+      const size_t first_listener = events.size();
+      for (const UniqueFd& listener : listeners_) {
+        events.push_back({.fd = listener.get(), .events = POLLIN});
+      }
+      const int ready = ::poll(events.data(), events.size(), Patience());
       if (ready < 0 && errno != EINTR) return ErrnoStatus(errno, "poll");
       if (ready == 0 && options_.end_when_idle && !served_)
         return absl::OkStatus();  // whoever started us is gone
       if (ready == 0) engine_->ForgetGoneMounts();
       if (ready <= 0) continue;
-      if (events[1].revents != 0) {
+      if (events[0].revents != 0) {
         signalfd_siginfo signal{};
         const ssize_t got = ::read(signals_.get(), &signal, sizeof(signal));
-        hand_over_ = got == sizeof(signal) && signal.ssi_signo == SIGHUP;
+        if (got == sizeof(signal) && signal.ssi_signo != SIGHUP) leave_mounts_ = false;
         return absl::OkStatus();
       }
-      if (events[2].revents != 0) engine_->ForgetGoneMounts();
-      if (events[3].revents != 0) Drain(wake_.get());
-      if (events[0].revents != 0) Accept();
+      if (events[1].revents != 0) engine_->ForgetGoneMounts();
+      if (events[2].revents != 0) Drain(wake_.get());
+      for (size_t i = first_listener; i < events.size(); ++i) {
+        if (events[i].revents != 0) Accept(events[i].fd);
+      }
     }
     return absl::OkStatus();
   }
@@ -284,8 +293,8 @@ class Server {
     return engine_->HasMounts() ? -1 : kIdlePollMilliseconds;
   }
 
-  void Accept() {
-    absl::StatusOr<UniqueFd> socket = AcceptUnix(listener_.get());
+  void Accept(int listener) {
+    absl::StatusOr<UniqueFd> socket = AcceptUnix(listener);
     if (!socket.ok() && accept_failed_.ok()) {
       spdlog::error("control socket: {}", std::string(socket.status().message()));
     }
@@ -305,10 +314,10 @@ class Server {
   UniqueFd signals_;
   UniqueFd mountinfo_;
   UniqueFd wake_;
-  UniqueFd listener_;
+  std::vector<UniqueFd> listeners_;
   bool owns_socket_ = false;
   std::shared_ptr<void> services_;
-  bool hand_over_ = false;
+  bool leave_mounts_;  // for the next engine
   std::list<Connection> connections_;
   bool served_ = false;
   absl::Status accept_failed_;  // as long as it lasts

@@ -3,8 +3,8 @@
 // The engine as a process: serves an Engine on <state>/control.sock (messages.h), follows unmounts
 // made by others, and ends when it is told to or when nothing needs it.
 //
-// A descriptor "control" that the holder has is the listening socket: clients wait in its queue from
-// one engine to the next.
+// Descriptors "control" that the holder has are the listening sockets: clients wait in their queues
+// from one engine to the next.
 #ifndef LAMINA_FS_ENGINE_SERVER_H_
 #define LAMINA_FS_ENGINE_SERVER_H_
 
@@ -36,7 +36,7 @@ struct ServerOptions {
 };
 
 // Runs until SIGTERM or SIGINT, or until idle if so asked; unmounts everything before it returns.
-// With a holder SIGHUP ends it as well, and mounts stay. The signals must be blocked in the calling
+// With a holder SIGHUP ends it as well, and mounts stay, as they do then after an error. The signals must be blocked in the calling
 // process before any thread is started, which must be after the call: it forks (Engine::Open).
 absl::Status RunServer(const ServerOptions& options);
 

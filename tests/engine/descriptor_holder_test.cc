@@ -17,12 +17,15 @@
 #include <cstring>
 #include <functional>
 #include <optional>
+#include <string_view>
+#include <vector>
 
 #include "chunkstore/base/descriptor_message.h"
 
 namespace lamina::fs {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 // A message as systemd receives it.
@@ -128,6 +131,23 @@ TEST(InheritedDescriptors, ComeWithTheirNames) {
            (::fcntl(fuse.get(), F_GETFD) & FD_CLOEXEC) != 0;
   };
   EXPECT_EQ(InChild(check), 0);
+}
+
+TEST(DescriptorHolder, SeveralMayHaveOneName) {
+  std::multimap<std::string, UniqueFd> descriptors;
+  std::vector<int> controls;
+  for (const char* name : {"control", "fuse", "control", "controls"}) {
+    UniqueFd fd(::open("/", O_RDONLY | O_CLOEXEC));
+    if (name == std::string_view("control")) controls.push_back(fd.get());
+    descriptors.emplace(name, std::move(fd));
+  }
+  DescriptorHolder holder(std::move(descriptors), NotifySocket());
+  std::vector<int> taken;
+  const std::vector<UniqueFd> owners = holder.TakeAll("control");
+  for (const UniqueFd& fd : owners) taken.push_back(fd.get());
+  EXPECT_EQ(taken, controls);
+  EXPECT_FALSE(holder.Take("control").valid());
+  EXPECT_THAT(holder.names(), ElementsAre("controls", "fuse"));
 }
 
 TEST(InheritedDescriptors, ThoseOfAnotherProcessAreNotTouched) {

@@ -10,12 +10,14 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <thread>
 
 #include "chunkstore/base/descriptor_message.h"
 #include "fs/engine/engine.h"
+#include "fs/engine/server.h"
 #include "fs/mount/mount.h"
 #include "tests/engine/test_image.h"
 
@@ -38,17 +40,19 @@ class EngineTakeOverTest : public ::testing::TestWithParam<Transport> {
   }
 
   // With what the engine before left.
-  std::unique_ptr<Engine> Open() {
+  EngineOptions Options() {
     ReceiveAll();
     std::multimap<std::string, UniqueFd> inherited;
     for (const auto& [name, fd] : held_) {
       inherited.emplace(name, ::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
     }
-    auto engine =
-        Engine::Open({.state = image_.state(),
-                      .holder = std::make_shared<DescriptorHolder>(
-                          std::move(inherited),
-                          NotifySocket(UniqueFd(::fcntl(theirs_.get(), F_DUPFD_CLOEXEC, 0))))});
+    return {.state = image_.state(),
+            .holder = std::make_shared<DescriptorHolder>(
+                std::move(inherited),
+                NotifySocket(UniqueFd(::fcntl(theirs_.get(), F_DUPFD_CLOEXEC, 0))))};
+  }
+  std::unique_ptr<Engine> Open() {
+    auto engine = Engine::Open(Options());
     EXPECT_TRUE(engine.ok()) << engine.status();
     return *std::move(engine);
   }
@@ -117,6 +121,31 @@ TEST_P(EngineTakeOverTest, HandedOverMountsStayWhileNoEngineRuns) {
   EXPECT_TRUE(IsMounted());
   const std::unique_ptr<Engine> engine = Open();
   EXPECT_EQ(Slurp(image_.mountpoint() + "/data.bin"), image_.data());
+}
+
+TEST_P(EngineTakeOverTest, MountsStayIfAServiceDoesNotStart) {
+  MountRequest request = Request();
+  request.writable = true;
+  KillEngineAfter([&](Engine& engine) { return engine.Mount(request).ok(); });
+  ReceiveAll();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const ServerOptions options{
+        .engine = Options(),
+        .start_services = [this](Engine&) -> absl::StatusOr<std::shared_ptr<void>> {
+          std::ofstream(image_.mountpoint() + "/written") << "kept";
+          return absl::DataLossError("a damaged file");
+        }};
+    ::_exit(absl::IsDataLoss(RunServer(options)) ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  ASSERT_TRUE(IsMounted());
+  const std::unique_ptr<Engine> engine = Open();
+  EXPECT_EQ(Slurp(image_.mountpoint() + "/data.bin"), image_.data());
+  EXPECT_EQ(Slurp(image_.mountpoint() + "/written"), "kept");
+  EXPECT_TRUE(engine->Unmount(image_.mountpoint()).ok());
 }
 
 TEST_P(EngineTakeOverTest, MountsThatShareAnImageStillDo) {

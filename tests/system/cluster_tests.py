@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 
-from harness import check, check_equal, need_root, noise, program, small_image, test, wait_until
+from harness import Skip, check, check_equal, need_root, noise, program, small_image, test, wait_until
 
 MIB = 1 << 20
 CLUSTER = pathlib.Path(__file__).resolve().parents[2] / "tools" / "cluster"
@@ -104,6 +104,28 @@ def submit(workspace, environment, *arguments):
                             env=environment, cwd=workspace.root, check=False, capture_output=True,
                             text=True, timeout=300)
     return result.returncode, output.read_text() if output.exists() else result.stderr
+
+
+@test("cluster.daemonset-installs-what-only-root-can-have-put-there")
+def _(_):
+    try:
+        import yaml  # pylint: disable=import-outside-toplevel
+    except ImportError as error:
+        raise Skip("python3-yaml is not installed") from error
+    text = (CLUSTER / "laminad-daemonset.yaml").read_text(encoding="utf-8")
+    pod = yaml.safe_load(text)["spec"]["template"]["spec"]
+    install = pod["initContainers"][0]
+    script = install["command"][2]
+    subprocess.run(["sh", "-n", "-c", script], check=True)
+    paths = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"]}
+    check_equal([mount["name"] for mount in install["volumeMounts"]], list(paths), "volumes")
+    for path in paths.values():
+        check(path.startswith(("/run/", "/var/lib/")), f"others than root may make {path}")
+        check(f"{path}/lamina.deb" in script, f"what is in {path} is not installed")
+    # Nobody is there to answer dpkg's questions.
+    for option in ("--yes", "--allow-downgrades", "-o Dpkg::Options::=--force-confdef",
+                   "-o Dpkg::Options::=--force-confold"):
+        check(option in script, f"apt-get gets no {option}")
 
 
 @test("cluster.slurm-job-fetches-images-onto-its-nodes")

@@ -17,22 +17,29 @@ PAGE = 4096
 
 
 class Daemon:
-    """A laminad on the workspace's state directory. As a context manager it is ended cleanly."""
+    """A laminad on the workspace's state directory. As a context manager it is ended cleanly. `listener`
+    is a socket that it gets as its control socket, as from systemd."""
 
-    def __init__(self, workspace, *options, environment=None):
+    def __init__(self, workspace, *options, environment=None, listener=None):
         self.workspace = workspace
         self.options = options
         self.environment = environment
+        self.listener = listener
         self.process = None
         self.log = workspace.path("laminad.log")
 
     def start(self):
         command = [program("LAMINAD"), f"--state={self.workspace.state}", *map(str, self.options)]
+        inherited = ()
+        if self.listener:
+            inherited = (self.listener.fileno(),)
+            variables = "LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=control"
+            command = ["bash", "-c", f'{variables} exec "$0" "$@" 3<&{inherited[0]}', *command]
         with contextlib.suppress(FileNotFoundError):  # of one that was killed
             (self.workspace.state / "control.sock").unlink()
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                            env=self.environment)
+                                            env=self.environment, pass_fds=inherited)
         wait_until(lambda: (self.workspace.state / "control.sock").exists() or self.has_ended(),
                    "laminad listens")
         check(not self.has_ended(), f"laminad ended:\n{self.log_text()}")

@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import time
@@ -147,6 +148,94 @@ def _(workspace):
             readers.wait_for_progress(16)
         umount_all(workspace, directories)
         check("was killed" not in daemon.log_text(), "a worker did not end by itself")
+
+
+@test("daemon.wrong-configurations-are-not-taken-over-under-readers")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    right = "[take-over]\ngive-up-seconds = 2\n"
+    config = workspace.path("config.toml")
+    config.write_text(right, encoding="utf-8")
+    with Daemon(workspace, f"--config={config}") as daemon:
+        directories = mount_all_modes(workspace, image)
+        with Readers(directories, FILES) as readers:
+            readers.wait_for_progress(16)
+            before = daemon.worker()
+            config.write_text("[take-over]\ngive-up-second = 2\n", encoding="utf-8")
+            daemon.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: "configuration is refused" in daemon.log_text(), "it is refused")
+            check(f"{config}:2: take-over.give-up-second is not a setting" in daemon.log_text(),
+                  daemon.log_text())
+            readers.wait_for_progress(16)
+            check_equal(daemon.worker(), before, "the worker")
+            config.write_text(right, encoding="utf-8")
+            daemon.process.send_signal(signal.SIGHUP)
+            daemon.wait_for_successor(before)
+            readers.wait_for_progress(16)
+        umount_all(workspace, directories)
+
+
+@test("daemon.goes-on-without-a-snapshotter-that-does-not-start")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    config = workspace.path("config.toml")
+    config.write_text(f'[snapshotter]\nsocket = "{workspace.path("snapshotter.sock")}"\n',
+                      encoding="utf-8")
+    current = workspace.state / "snapshots" / "db" / "CURRENT"
+    with Daemon(workspace, f"--config={config}") as daemon:
+        directories = mount_all_modes(workspace, image)
+        (directories[-1] / "written").write_bytes(b"kept")
+        text = current.read_bytes()
+        os.kill(daemon.process.pid, signal.SIGSTOP)  # starts no worker
+        daemon.kill_worker()
+        current.write_bytes(b"damage\n")
+        os.kill(daemon.process.pid, signal.SIGCONT)
+        check_equal(len(workspace.stats("--all")), len(directories), "number of mounts")
+        check("no snapshotter until the next start: " in daemon.log_text(), daemon.log_text())
+        for directory in directories:
+            expect_content(directory)
+        check_equal((directories[-1] / "written").read_bytes(), b"kept", "what was written")
+        current.write_bytes(text)
+        before = daemon.worker()
+        daemon.process.send_signal(signal.SIGHUP)
+        daemon.wait_for_successor(before)
+        workspace.stats("--all")
+        check_equal(daemon.log_text().count("no snapshotter"), 1, "starts without a snapshotter")
+        umount_all(workspace, directories)
+        # Without mounts the error is worth more than what can be served.
+        current.write_bytes(b"damage\n")
+        daemon.stop()
+        result = subprocess.run([program("LAMINAD"), f"--state={workspace.state}",
+                                 f"--config={config}"], check=False, timeout=60)
+        check_equal(result.returncode, 1, "exit code of a start without mounts")
+
+
+@test("daemon.listens-in-its-state-directory-if-systemd-does-elsewhere")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    elsewhere = str(workspace.path("elsewhere.sock"))
+
+    def ask_elsewhere():
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(60)
+            client.connect(elsewhere)
+            client.sendall(b'{"op": "report"}\n')
+            return json.loads(client.makefile().readline())
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(elsewhere)
+        listener.listen()
+        with Daemon(workspace, listener=listener) as daemon, workspace.mounted(image) as mounted:
+            for _ in range(2):
+                expect_content(mounted)
+                check_equal(len(workspace.stats("--all")), 1, "number of mounts")
+                check_equal(len(ask_elsewhere()["ok"]), 1, "number of mounts, asked elsewhere")
+                daemon.wait_for_successor(daemon.kill_worker())
+    check(not (workspace.state / "control.sock").exists(), "its own socket is left")
+    check(os.path.exists(elsewhere), "it has removed systemd's socket")
 
 
 @test("daemon.killed-while-mounting-and-unmounting-does-both")
@@ -410,6 +499,38 @@ def _(workspace):
                                     "--value"), "1", "descriptors that systemd keeps")
 
 
+@test("daemon.wrong-configurations-under-systemd-do-not-end-mounts")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    config = workspace.path("config.toml")
+    config.write_text("", encoding="utf-8")
+
+    def show(name):
+        return systemd.control("show", "laminad.service", f"--property={name}", "--value")
+
+    with Systemd(workspace, program("LAMINAD"), config) as systemd:
+        systemd.control("start", "laminad.service")
+        directories = mount_all_modes(workspace, image)
+        with Readers(directories, FILES) as readers:
+            readers.wait_for_progress(16)
+            before = systemd.main_pid()
+            config.write_text("stat = 7\n", encoding="utf-8")
+            systemd.control("reload", "laminad.service", status=1)
+            readers.wait_for_progress(16)
+            check_equal(systemd.main_pid(), before, "the supervisor")
+            systemd.control("restart", "laminad.service", status=1)
+            wait_until(lambda: int(show("NRestarts")) > 10, "it is tried again and again")
+            config.write_text("", encoding="utf-8")
+            wait_until(lambda: show("ActiveState") == "active", "it is up")
+            readers.wait_for_progress(16)
+            systemd.control("reload", "laminad.service")
+            readers.wait_for_progress(16)
+        for directory in directories:
+            expect_content(directory)
+        umount_all(workspace, directories)
+
+
 @test("daemon.metrics-logs-and-sockets-are-as-configured")
 def _(workspace):
     need_root()
@@ -453,6 +574,12 @@ def _(workspace):
                                 capture_output=True, text=True, timeout=60)
         check_equal(result.returncode, 1, "exit code")
         check(f"{config}{error}" in result.stderr, result.stderr)
+        result = subprocess.run([program("LAMINAD"), f"--config={config}", "--check-config"],
+                                check=False, capture_output=True, text=True, timeout=60)
+        check_equal(result.returncode, 2, "exit code of a check")
+        check(f"{config}{error}" in result.stderr, result.stderr)
+    config.write_text('[log]\nlevel = "info"\n', encoding="utf-8")
+    subprocess.run([program("LAMINAD"), f"--config={config}", "--check-config"], check=True, timeout=60)
     result = subprocess.run([program("LAMINAD"), "--config=/nonexistent"], check=False,
                             capture_output=True, text=True, timeout=60)
     check("/nonexistent" in result.stderr and result.returncode == 1, result.stderr)

@@ -75,7 +75,16 @@ def _(workspace):
     inside("lamina", "convert", "dir:/tree", "oci:/image:latest")
     inside("lamina", "verify", "oci:/image:latest")
 
-    run("umount", root / "proc")
+    # What is still mounted then goes; what others have below a mount stays theirs.
+    left = root / "var/lib/lamina" / "snapshots" / "a\\b 7"
+    left.mkdir(parents=True)
+    run("mount", "-t", "tmpfs", "tmpfs", left)
+    (left / "tree").mkdir()
+    for _ in range(2):
+        run("mount", "--bind", root / "tree", left / "tree")
+    run("mount", "--bind", root / "tree", left.parent)
     run("dpkg", f"--root={root}", "--purge", "lamina")
+    check_equal((root / "tree/hello").read_text(encoding="utf-8"), "hello\n", "a file of somebody else")
+    run("umount", root / "proc")
     for path in (*PROGRAMS, "/etc/lamina", "/var/lib/lamina"):
         check(not os.path.lexists(f"{root}{path}"), f"{path} is left")

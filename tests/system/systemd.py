@@ -25,10 +25,11 @@ def leave_mount_name_space():
 
 
 class Systemd:
-    """Runs laminad's own unit files, with this build's program and the workspace's directories. The
-    calling process gets a mount name space, with a /run of its own, in which all of it happens."""
+    """Runs laminad's own unit files, with this build's program, the workspace's directories and perhaps a
+    configuration. The calling process gets a mount name space, with a /run of its own, in which all of it
+    happens."""
 
-    def __init__(self, workspace, program):
+    def __init__(self, workspace, program, config=None):
         if not os.access(SYSTEMD, os.X_OK):
             raise Skip("systemd is not installed")
         leave_mount_name_space()
@@ -42,8 +43,9 @@ class Systemd:
                                 XDG_CONFIG_HOME=str(self.units.parents[1]))
         self.runtime.mkdir(mode=0o700)
         service = (UNITS / "laminad.service").read_text(encoding="utf-8")
+        options = f"--state={workspace.state}" + (f" --config={config}" if config else "")
         service = service.replace("/usr/sbin/laminad --config /etc/lamina/config.toml",
-                                  f"{program} --state={workspace.state}")
+                                  f"{program} {options}")
         # A user manager may not do these, and has other directories for the state.
         service = "\n".join(line for line in service.splitlines()
                             if not line.startswith(("OOMScoreAdjust=", "StateDirectory")))
@@ -68,11 +70,11 @@ class Systemd:
         self.process.wait(timeout=60)
         shutil.rmtree(self.runtime, ignore_errors=True)
 
-    def control(self, *arguments):
+    def control(self, *arguments, status=0):
         result = subprocess.run(["systemctl", "--user", *arguments], env=self.environment,
                                 check=False, capture_output=True, text=True, timeout=120)
         log = self.workspace.path("systemd.log").read_text(errors="replace")
-        check(result.returncode == 0, f"systemctl {arguments}: {result.stderr}\n{log}")
+        check(result.returncode == status, f"systemctl {arguments}: {result.stderr}\n{log}")
         return result.stdout.strip()
 
     def main_pid(self):

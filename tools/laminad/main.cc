@@ -11,6 +11,7 @@
 #include <memory>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "fs/control/control_server.h"
 #include "fs/control/metrics.h"
@@ -26,11 +27,14 @@
 namespace lamina::daemon {
 namespace {
 
+constexpr const char* kCheckConfig = "--check-config";
+
 struct Options {
   std::string config_path = kDefaultConfigPath;
   bool config_given = false;
   std::string state;  // instead of the configuration's
   bool worker = false;
+  bool check_config = false;
 };
 
 absl::StatusOr<Config> ConfigFor(const Options& options) {
@@ -44,15 +48,16 @@ absl::StatusOr<Config> ConfigFor(const Options& options) {
 }
 
 struct Services {
-  std::unique_ptr<fs::GrpcServer> api;
-  std::unique_ptr<fs::MetricsServer> metrics;
-  std::shared_ptr<snapshotter::Snapshotter> snapshotter;  // null: it is off
+  std::vector<std::unique_ptr<fs::GrpcServer>> api;
+  std::vector<std::unique_ptr<fs::MetricsServer>> metrics;
+  absl::Status no_snapshotter;                            // why there is none
+  std::shared_ptr<snapshotter::Snapshotter> snapshotter;  // may be null
   std::unique_ptr<snapshotter::ContainerClient> containerd;
-  std::unique_ptr<fs::GrpcServer> snapshots;
+  std::vector<std::unique_ptr<fs::GrpcServer>> snapshots;
 };
 
-absl::Status StartSnapshotter(const Config& config, fs::Engine& engine, UniqueFd socket,
-                              Services& services) {
+absl::Status StartSnapshotter(const Config& config, fs::Engine& engine,
+                              std::vector<UniqueFd> sockets, Services& services) {
   registry::Settings registry;
   registry.credentials.files = registry::AuthFilesOfEnvironment();
   auto finder = snapshotter::LayerFinder::Create({.containerd = config.containerd_socket,
@@ -68,8 +73,11 @@ absl::Status StartSnapshotter(const Config& config, fs::Engine& engine, UniqueFd
                                                    .idle = config.snapshotter_idle},
                                                   engine, std::move(finder)));
   services.containerd = snapshotter::ContainerClient::Create(config.containerd_socket);
-  ASSIGN_OR_RETURN(services.snapshots,
-                   snapshotter::StartSnapshotService(services.snapshotter, std::move(socket)));
+  for (UniqueFd& socket : sockets) {
+    ASSIGN_OR_RETURN(auto server,
+                     snapshotter::StartSnapshotService(services.snapshotter, std::move(socket)));
+    services.snapshots.push_back(std::move(server));
+  }
   return absl::OkStatus();
 }
 
@@ -79,10 +87,7 @@ absl::StatusOr<nlohmann::json> Execute(Services& services, std::string_view op,
   if (op != "container") {
     return absl::InvalidArgumentError(fmt::format("unknown op '{}'", op));
   }
-  if (services.snapshotter == nullptr) {
-    return absl::FailedPreconditionError(
-        "this laminad is no snapshotter of containerd: [snapshotter] is not in its configuration");
-  }
+  if (services.snapshotter == nullptr) return services.no_snapshotter;
   return DescribeContainer(*services.snapshotter, *services.containerd, request);
 }
 
@@ -90,15 +95,28 @@ absl::StatusOr<std::shared_ptr<Services>> StartServices(const Config& config,
                                                         fs::DescriptorHolder& holder,
                                                         fs::Engine& engine) {
   auto services = std::make_shared<Services>();
-  if (UniqueFd socket = holder.Take(kApiName); socket.valid()) {
-    ASSIGN_OR_RETURN(services->api, fs::StartControlServer(engine, std::move(socket)));
+  for (UniqueFd& socket : holder.TakeAll(kApiName)) {
+    ASSIGN_OR_RETURN(auto server, fs::StartControlServer(engine, std::move(socket)));
+    services->api.push_back(std::move(server));
   }
-  if (UniqueFd socket = holder.Take(kMetricsName); socket.valid()) {
-    ASSIGN_OR_RETURN(services->metrics, fs::MetricsServer::Start(engine, std::move(socket)));
+  for (UniqueFd& socket : holder.TakeAll(kMetricsName)) {
+    ASSIGN_OR_RETURN(auto server, fs::MetricsServer::Start(engine, std::move(socket)));
+    services->metrics.push_back(std::move(server));
   }
-  if (UniqueFd socket = holder.Take(kSnapshotterName); socket.valid()) {
-    RETURN_IF_ERROR(StartSnapshotter(config, engine, std::move(socket), *services));
+  std::vector<UniqueFd> sockets = holder.TakeAll(kSnapshotterName);
+  if (sockets.empty()) {
+    services->no_snapshotter = absl::FailedPreconditionError(
+        "this laminad is no snapshotter of containerd: [snapshotter] is not in its configuration");
+    return services;
   }
+  absl::Status status = StartSnapshotter(config, engine, std::move(sockets), *services);
+  if (status.ok()) return services;
+  // Containers that run need their mounts more than others need to be made.
+  if (!engine.HasMounts() && !engine.HasDetachedMounts()) return status;
+  spdlog::error("no snapshotter until the next start: {}", std::string(status.message()));
+  services->snapshots.clear();
+  services->snapshotter.reset();
+  services->no_snapshotter = Annotate(std::move(status), "the snapshotter did not start");
   return services;
 }
 
@@ -142,16 +160,20 @@ absl::Status Supervise(const Config& config, std::vector<std::string> arguments)
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
   if (error) return ErrnoStatus(error.value(), "find this program");
   arguments.insert(arguments.begin(), program.string());
+  std::vector<std::string> check = arguments;
+  check.emplace_back(kCheckConfig);
   arguments.emplace_back("--worker");
   return RunSupervisor({.state = config.state,
                         .sockets = SocketsOf(config),
                         .command = std::move(arguments),
+                        .check = std::move(check),
                         .give_up_after = config.give_up_after,
                         .drain_for = config.drain_for});
 }
 
 absl::Status Run(const Options& options, std::vector<std::string> arguments) {
   ASSIGN_OR_RETURN(const Config config, ConfigFor(options));
+  if (options.check_config) return absl::OkStatus();
   SetUpLogging(config);
   return options.worker ? RunWorker(config) : Supervise(config, std::move(arguments));
 }
@@ -165,11 +187,14 @@ int main(int argc, char** argv) {
                "laminad");
   app.set_version_flag("--version", LAMINA_VERSION);
   app.footer(
-      "SIGHUP: a new worker is started from the program on the disk, and mounts stay.\n"
+      "SIGHUP: a new worker is started from the program on the disk, and mounts stay. Nothing\n"
+      "happens if its configuration is wrong.\n"
       "SIGTERM: everything is unmounted, but for mounts whose descriptors systemd keeps.");
   CLI::Option* config =
       app.add_option("--config", options.config_path, "Configuration")->capture_default_str();
   app.add_option("--state", options.state, "State directory [as the configuration says]");
+  app.add_flag(lamina::daemon::kCheckConfig, options.check_config,
+               "Only check the configuration: 0 if laminad would take it, 2 if not");
   app.add_flag("--worker", options.worker)->group("");  // for the supervisor
   CLI11_PARSE(app, argc, argv);
   options.config_given = config->count() > 0;
@@ -179,5 +204,5 @@ int main(int argc, char** argv) {
       lamina::daemon::Run(options, std::vector<std::string>(argv + 1, argv + argc));
   if (status.ok()) return 0;
   spdlog::error("{}", std::string(status.message()));
-  return 1;
+  return options.check_config ? lamina::daemon::kWrongConfiguration : 1;
 }

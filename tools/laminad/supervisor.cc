@@ -10,15 +10,19 @@
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include "chunkstore/base/descriptor_message.h"
@@ -55,6 +59,22 @@ std::string ExitText(int status) {
   return fmt::format("ended with status {}", WEXITSTATUS(status));
 }
 
+// Whether a listening socket that was inherited is the one that is wanted at a path.
+bool ListensAt(int socket, const std::string& path) {
+  if (path.empty()) return true;
+  sockaddr_un address{};
+  socklen_t length = sizeof(address);
+  if (::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length) != 0 ||
+      address.sun_family != AF_UNIX || length <= offsetof(sockaddr_un, sun_path)) {
+    return false;
+  }
+  // unix(7): the path may take all of the room, without a NUL at its end.
+  const size_t most = length - offsetof(sockaddr_un, sun_path);
+  const std::string bound(address.sun_path, ::strnlen(address.sun_path, most));
+  std::error_code error;
+  return bound == path || std::filesystem::equivalent(bound, path, error);
+}
+
 class Supervisor {
  public:
   explicit Supervisor(const SupervisorOptions& options) : options_(options) {}
@@ -75,6 +95,8 @@ class Supervisor {
   absl::Status ReapWorker();
   absl::Status AfterDeath(int status);
   absl::Status HandleSignal(int signal);
+  void StartCheck();
+  void ReapCheck();
   void HandOver();
   absl::Status EndWorker();
   absl::Status GiveUp();
@@ -90,6 +112,8 @@ class Supervisor {
 
   pid_t worker_ = 0;
   UniqueFd messages_;  // from the worker
+  pid_t check_ = 0;
+  bool check_again_ = false;  // the configuration may have changed since this one began
   bool ready_ = false;
   bool was_ever_ready_ = false;
   bool handing_over_ = false;
@@ -112,7 +136,11 @@ absl::Status Supervisor::Start() {
   ASSIGN_OR_RETURN(UniqueFd lock, fs::LockStateDirectory(options_.state));
   held_.emplace("lock", std::move(lock));
   for (const ListeningSocket& wanted : options_.sockets) {
-    if (held_.contains(wanted.name)) continue;
+    const auto [first, last] = held_.equal_range(wanted.name);
+    const bool inherited = std::any_of(first, last, [&wanted](const auto& held) {
+      return ListensAt(held.second.get(), wanted.path);
+    });
+    if (inherited) continue;
     ASSIGN_OR_RETURN(UniqueFd socket, wanted.open());
     held_.emplace(wanted.name, std::move(socket));
     if (!wanted.path.empty()) made_.push_back(wanted.path);
@@ -200,6 +228,7 @@ absl::Status Supervisor::Run() {
       if (signal.ssi_signo == SIGCHLD) continue;
       RETURN_IF_ERROR(HandleSignal(static_cast<int>(signal.ssi_signo)));
     }
+    if (check_ != 0) ReapCheck();
     if (worker_ != 0) RETURN_IF_ERROR(ReapWorker());
     if (worker_ == 0 && stopping_ != Stopping::kNo) return absl::OkStatus();
     RETURN_IF_ERROR(OnTime());
@@ -244,13 +273,48 @@ absl::Status Supervisor::OnTime() {
 
 absl::Status Supervisor::HandleSignal(int signal) {
   if (signal == SIGHUP) {
-    // One that only starts may be the earlier program, and cannot be asked yet.
-    hand_over_when_ready_ = !ready_;
-    if (ready_) HandOver();
+    StartCheck();
     return absl::OkStatus();
   }
   stopping_ = systemd_.valid() ? Stopping::kLeaveMounts : Stopping::kUnmount;
   return EndWorker();
+}
+
+// By the program on the disk: another version may have other settings.
+void Supervisor::StartCheck() {
+  check_again_ = check_ != 0;
+  if (check_again_) return;
+  const pid_t self = ::getpid();
+  check_ = ::fork();
+  if (check_ < 0) {
+    check_ = 0;
+    spdlog::error("the worker goes on: fork to check the configuration: {}", std::strerror(errno));
+    return;
+  }
+  if (check_ != 0) return;
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != self) ::_exit(1);
+  std::vector<char*> arguments;
+  for (const std::string& argument : options_.check) {
+    arguments.push_back(const_cast<char*>(argument.c_str()));
+  }
+  arguments.push_back(nullptr);
+  ::execv(arguments[0], arguments.data());
+  ::_exit(127);
+}
+
+void Supervisor::ReapCheck() {
+  int status = 0;
+  if (::waitpid(check_, &status, WNOHANG) != check_) return;
+  check_ = 0;
+  if (check_again_) return StartCheck();
+  if (WIFEXITED(status) && WEXITSTATUS(status) == kWrongConfiguration) {
+    spdlog::error("the worker goes on: the new configuration is refused");  // it has said why
+    return;
+  }
+  // One that only starts may be the earlier program, and cannot be asked yet.
+  hand_over_when_ready_ = !ready_;
+  if (ready_) HandOver();
 }
 
 void Supervisor::HandOver() {
@@ -325,7 +389,8 @@ absl::Status Supervisor::AfterDeath(int status) {
     return killed && HoldsMounts() ? EndWorker() : absl::OkStatus();
   }
   const Clock::time_point now = Clock::now();
-  if (!trouble_since_) trouble_since_ = now;
+  // One that could hand over was well, however short a time it served.
+  if (!trouble_since_ || expected) trouble_since_ = now;
   if (expected) {
     start_at_ = now;
     return absl::OkStatus();
