@@ -5,7 +5,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <absl/strings/match.h>
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
 
@@ -14,6 +13,7 @@
 #include <charconv>
 #include <cstdio>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <set>
@@ -39,6 +39,17 @@ constexpr char kLayersLabel[] = "containerd.io/snapshot/lamina.layers";
 absl::Status MakeDirectory(const std::string& path, mode_t mode) {
   if (::mkdir(path.c_str(), mode) != 0) return ErrnoStatus(errno, "create directory " + path);
   return absl::OkStatus();
+}
+
+// An image, or what one begins with, without "." and ".." in the path of a layout ("oci:DIR[:TAG]"), so
+// that it begins with where it is.
+std::string Normalized(std::string_view reference) {
+  constexpr std::string_view kLayout = "oci:";
+  if (!reference.starts_with(kLayout)) return std::string(reference);
+  const std::string_view rest = reference.substr(kLayout.size());
+  const std::string_view path = rest.substr(0, rest.find(':'));
+  return fmt::format("{}{}{}", kLayout, std::filesystem::path(path).lexically_normal().string(),
+                     rest.substr(path.size()));
 }
 
 // How the parents of a snapshot are mounted, uppermost first: directories of snapshots, and groups of
@@ -117,8 +128,9 @@ class SnapshotterImpl final : public Snapshotter {
         finder_(std::move(finder)),
         engine_(engine),
         registry_(options.registry),
-        layer_images_(options.layer_images),
-        mounts_(engine, directory_, options.registry, options.idle) {}
+        mounts_(engine, directory_, options.registry, options.idle) {
+    std::ranges::transform(options.layer_images, std::back_inserter(layer_images_), Normalized);
+  }
 
   // Directories that no snapshot has, and layers that snapshots need.
   absl::Status Restore();
@@ -168,7 +180,7 @@ class SnapshotterImpl final : public Snapshotter {
   const std::unique_ptr<LayerFinder> finder_;  // may be null
   fs::Engine& engine_;
   const registry::Settings registry_;
-  const std::vector<std::string> layer_images_;
+  std::vector<std::string> layer_images_;  // normalized
   LayerMounts mounts_;
   Remover remover_;
   std::mutex mutex_;
@@ -295,17 +307,16 @@ absl::StatusOr<std::vector<LazyLayer>> SnapshotterImpl::FindLayers(
     for (const LazyLayer& layer : snapshot.layers_below) there.insert(layer.layer.Key());
   }
   std::vector<LazyLayer> found;
-  for (const absl::string_view reference : absl::StrSplit(references, ',', absl::SkipEmpty())) {
-    const auto begins = [&](const std::string& prefix) {
-      return absl::StartsWith(reference, prefix);
-    };
+  for (const absl::string_view text : absl::StrSplit(references, ',', absl::SkipEmpty())) {
+    const std::string reference = Normalized({text.data(), text.size()});
+    const auto begins = [&](const std::string& prefix) { return reference.starts_with(prefix); };
     // Or whoever may set a label could have any file of the node opened that looks like an image.
-    if (std::ranges::none_of(layer_images_, begins) || absl::StrContains(reference, "/../")) {
+    if (std::ranges::none_of(layer_images_, begins)) {
       return absl::PermissionDeniedError(fmt::format(
           "laminad's configuration ([snapshotter] layer-images) does not allow image {}",
-          std::string_view(reference.data(), reference.size())));
+          reference));
     }
-    ASSIGN_OR_RETURN(const fs::Image image, engine_.OpenImage(std::string(reference), registry_));
+    ASSIGN_OR_RETURN(const fs::Image image, engine_.OpenImage(reference, registry_));
     const std::vector<absl::StatusOr<fs::AttachedLayer>> attached =
         engine_.AttachLayers(image, /*on_others=*/true);
     const std::set<Digest> below = there;

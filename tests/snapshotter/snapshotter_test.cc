@@ -2,9 +2,12 @@
 #include "snapshotter/snapshotter.h"
 
 #include <absl/strings/str_join.h>
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -12,6 +15,8 @@
 #include <fstream>
 #include <thread>
 
+#include "chunkstore/base/file.h"
+#include "chunkstore/base/remove_tree.h"
 #include "fs/mount/mount.h"
 #include "tests/engine/test_image.h"
 
@@ -60,8 +65,10 @@ class SnapshotterTest : public ::testing::Test {
     ASSERT_TRUE(engine.ok()) << engine.status();
     engine_ = *std::move(engine);
     auto snapshotter = Snapshotter::Open(
-        {.state = image_.state(), .idle = std::chrono::milliseconds(50)}, *engine_,
-        std::make_unique<FixedFinder>(*engine_, image_.reference(), finds_));
+        {.state = image_.state(),
+         .layer_images = {"oci:" + image_.layout() + "/"},
+         .idle = std::chrono::milliseconds(50)},
+        *engine_, std::make_unique<FixedFinder>(*engine_, image_.reference(), finds_));
     ASSERT_TRUE(snapshotter.ok()) << snapshotter.status();
     snapshotter_ = *std::move(snapshotter);
   }
@@ -232,6 +239,66 @@ TEST_F(SnapshotterTest, RemovedSnapshotsLeaveNothing) {
   for (const auto& entry : std::filesystem::directory_iterator(image_.state() + "/snapshots")) {
     EXPECT_EQ(entry.path().filename(), "db");
   }
+}
+
+// One descriptor, and as much memory, for each level would be too many.
+TEST_F(SnapshotterTest, RemovedSnapshotsMayBeDeep) {
+  ASSERT_TRUE(snapshotter_->Create(Kind::kActive, "a", "", {}).ok());
+  const std::string files = image_.state() + "/snapshots/1/fs";
+  UniqueFd at = OpenFile(files, O_RDONLY | O_DIRECTORY).value();
+  for (int level = 0; level < 2000; ++level) {
+    ASSERT_EQ(::mkdirat(at.get(), "deep", 0700), 0);
+    at = UniqueFd(::openat(at.get(), "deep", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    ASSERT_TRUE(at.valid());
+  }
+  at.Reset();
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit few{.rlim_cur = 512, .rlim_max = before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  EXPECT_TRUE(snapshotter_->Remove("a").ok());
+  snapshotter_->Cleanup();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  for (const auto& entry : std::filesystem::directory_iterator(image_.state() + "/snapshots")) {
+    EXPECT_EQ(entry.path().filename(), "db");
+    lamina::RemoveTree(entry.path()).IgnoreError();  // which gtest's fixture could not
+  }
+}
+
+TEST_F(SnapshotterTest, WhatIsMountedForLayersAndServedByNobodyIsUnmounted) {
+  const std::string base = PullLayer("sha256:base");
+  Mount(snapshotter_->Create(Kind::kActive, "active", base, {}));
+  ASSERT_EQ(::umount2(image_.mountpoint().c_str(), 0), 0);
+  std::string layer;
+  for (const auto& entry : std::filesystem::directory_iterator(image_.state() + "/snapshots")) {
+    if (entry.path().filename().string().starts_with("L")) layer = entry.path();
+  }
+  ASSERT_FALSE(layer.empty());
+  snapshotter_.reset();
+  engine_.reset();  // unmounts what it knows of
+  std::filesystem::create_directory(layer);
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_EQ(::mount("none", layer.c_str(), "tmpfs", 0, nullptr), 0);
+  }
+  Open();
+  EXPECT_EQ(MountedLayers(), 0u);
+  Mount(snapshotter_->Mounts("active"));
+  EXPECT_EQ(Read("hello.txt"), image_.hello());
+}
+
+TEST_F(SnapshotterTest, LayerImagesAreWhereTheyMayBeWhateverTheirPathSays) {
+  const std::string base = PullLayer("sha256:base");
+  const auto create = [&](const std::string& reference) {
+    return snapshotter_
+        ->Create(Kind::kActive, "a", base, {{"containerd.io/snapshot/lamina.layers", reference}})
+        .status();
+  };
+  for (const char* path : {"/..:x", "/..", "/../image:test", "/a/../..:x", "/./..:x"}) {
+    const absl::Status refused = create("oci:" + image_.layout() + path);
+    EXPECT_TRUE(absl::IsPermissionDenied(refused)) << path << ": " << refused;
+  }
+  const absl::Status allowed = create("oci:" + image_.layout() + "/a/../b:x");
+  EXPECT_TRUE(absl::IsNotFound(allowed)) << allowed;
 }
 
 TEST_F(SnapshotterTest, StateDirectoriesThatOverlayfsWouldTakeApartAreRefused) {
