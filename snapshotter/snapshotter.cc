@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <condition_variable>
 #include <cstdio>
 #include <filesystem>
 #include <iterator>
@@ -29,9 +30,11 @@
 namespace lamina::snapshotter {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr std::string_view kRemovedPrefix = "removed-";
-// Says which layer a snapshot is to become (containerd, snapshots/snapshotter.go).
-constexpr char kReferenceLabel[] = "containerd.io/snapshot.ref";
+// containerd looks for a snapshot that it was told is there at once, or its process has ended.
+constexpr std::chrono::seconds kLooksWithin{10};
 // Converted images to put on top of the parent, lowest first, with commas between them. containerd
 // passes labels on that begin like this.
 constexpr char kLayersLabel[] = "containerd.io/snapshot/lamina.layers";
@@ -90,7 +93,13 @@ std::vector<Part> PartsBelow(const Snapshot& snapshot, std::span<const Snapshot>
 }
 
 Plan PlanOf(const Snapshot& snapshot, std::span<const Snapshot> parents) {
-  const std::vector<Part> parts = PartsBelow(snapshot, parents);
+  std::vector<Part> parts = PartsBelow(snapshot, parents);
+  // overlayfs refuses a directory that is there twice (ELOOP), and of a layer that an image has several
+  // times only the uppermost shows.
+  std::set<Digest> above;
+  std::erase_if(parts, [&](const Part& part) {
+    return part.layer != nullptr && !above.insert(part.layer->layer.Key()).second;
+  });
   Plan plan;
   for (size_t i = 0; i < parts.size();) {
     if (parts[i].layer == nullptr) {
@@ -148,12 +157,19 @@ class SnapshotterImpl final : public Snapshotter {
     return store_->Update(name, labels, paths);
   }
   std::vector<Snapshot> List() override { return store_->List(); }
+  std::vector<Snapshot> ListTaken(const std::function<bool(const Snapshot&)>& matches) override;
   absl::StatusOr<Usage> GetUsage(const std::string& key) override;
   absl::StatusOr<WrittenSnapshot> Written(const std::string& name_space,
                                           const std::string& key) override;
   void Cleanup() override { remover_.Wait(); }
 
  private:
+  // What containerd was told is there, and has not looked for yet.
+  struct Taken {
+    std::string name;
+    int unseen = 0;
+    Clock::time_point until;
+  };
   // Directories of mounted lowers, uppermost first.
   struct Mounted {
     LayerMounts::Use use;
@@ -166,6 +182,7 @@ class SnapshotterImpl final : public Snapshotter {
   std::string FilesOf(uint64_t id) const { return PathOf(id) + "/fs"; }
   absl::Status TakeConvertedLayer(const std::string& key, const std::string& parent, size_t depth,
                                   const Labels& labels);
+  void Take(const std::string& parent, const std::string& reference, const std::string& name);
   absl::StatusOr<std::vector<LazyLayer>> FindLayers(const std::string& references,
                                                     const std::vector<Snapshot>& chain);
   absl::StatusOr<Mounted> MountLowers(const Plan& plan);
@@ -184,7 +201,9 @@ class SnapshotterImpl final : public Snapshotter {
   LayerMounts mounts_;
   Remover remover_;
   std::mutex mutex_;
-  std::map<uint64_t, LayerMounts::Use> uses_;  // of snapshots that can be mounted
+  std::map<uint64_t, LayerMounts::Use> uses_;                   // of snapshots that can be mounted
+  std::map<std::pair<std::string, std::string>, Taken> taken_;  // by parent and chain id
+  std::condition_variable seen_;
 };
 
 absl::Status SnapshotterImpl::Restore() {
@@ -335,25 +354,63 @@ absl::StatusOr<std::vector<LazyLayer>> SnapshotterImpl::FindLayers(
 absl::Status SnapshotterImpl::TakeConvertedLayer(const std::string& key, const std::string& parent,
                                                  size_t depth, const Labels& labels) {
   const std::string& reference = labels.at(kReferenceLabel);
-  const absl::Status exists =
-      absl::AlreadyExistsError(fmt::format("snapshot of layer {} exists", reference));
-  // One for all name spaces of containerd's, which knows by the labels that it is the right one.
-  for (const Snapshot& snapshot : store_->Children(parent)) {
-    const auto label = snapshot.labels.find(kReferenceLabel);
-    if (snapshot.layer && label != snapshot.labels.end() && label->second == reference)
-      return exists;
-  }
   ASSIGN_OR_RETURN(std::optional<LazyLayer> layer, finder_->Find({key, reference, depth, labels}),
                    "layer {}", reference);
   if (!layer) return absl::OkStatus();
-  Snapshot snapshot{.id = store_->NewId(),
-                    .parent = parent,
-                    .kind = Kind::kCommitted,
-                    .labels = labels,
-                    .layer = std::move(layer)};
-  snapshot.name = fmt::format("lamina/{}/{}", snapshot.id, reference);
-  RETURN_IF_ERROR(store_->Create(std::move(snapshot)).status());
-  return exists;
+  // One for all name spaces for which this layer was found. The chain id alone says nothing: whoever
+  // makes a converted image can put any into it.
+  std::string name;
+  for (const Snapshot& snapshot : store_->Children(parent)) {
+    const auto label = snapshot.labels.find(kReferenceLabel);
+    if (snapshot.layer && label != snapshot.labels.end() && label->second == reference &&
+        snapshot.layer->layer.Key() == layer->layer.Key()) {
+      name = snapshot.name;
+    }
+  }
+  if (name.empty()) {
+    Snapshot snapshot{.id = store_->NewId(),
+                      .parent = parent,
+                      .kind = Kind::kCommitted,
+                      .labels = labels,
+                      .layer = std::move(layer)};
+    name = snapshot.name = fmt::format("lamina/{}/{}", snapshot.id, reference);
+    RETURN_IF_ERROR(store_->Create(std::move(snapshot)).status());
+  }
+  Take(parent, reference, name);
+  return absl::AlreadyExistsError(fmt::format("snapshot of layer {} exists", reference));
+}
+
+// containerd looks for the snapshot by parent and chain id next, and does not say for which name space:
+// it must not find what another one is told at the same time.
+void SnapshotterImpl::Take(const std::string& parent, const std::string& reference,
+                           const std::string& name) {
+  const std::pair place(parent, reference);
+  std::unique_lock lock(mutex_);
+  while (true) {
+    Taken& taken = taken_[place];
+    if (taken.name == name || taken.unseen == 0 || taken.until <= Clock::now()) {
+      taken.unseen = taken.name == name ? taken.unseen + 1 : 1;
+      taken.name = name;
+      taken.until = Clock::now() + kLooksWithin;
+      return;
+    }
+    const Clock::time_point until = taken.until;
+    seen_.wait_until(lock, until);
+  }
+}
+
+std::vector<Snapshot> SnapshotterImpl::ListTaken(
+    const std::function<bool(const Snapshot&)>& matches) {
+  std::vector<Snapshot> snapshots;
+  std::lock_guard lock(mutex_);
+  for (auto& [place, taken] : taken_) {
+    absl::StatusOr<Snapshot> snapshot = store_->Get(taken.name);
+    if (!snapshot.ok() || !matches(*snapshot)) continue;  // it may have been removed just now
+    if (taken.unseen > 0) --taken.unseen;
+    snapshots.push_back(*std::move(snapshot));
+  }
+  seen_.notify_all();
+  return snapshots;
 }
 
 absl::StatusOr<std::vector<MountSpec>> SnapshotterImpl::Mounts(const std::string& key) {
@@ -383,6 +440,10 @@ absl::Status SnapshotterImpl::Commit(const std::string& name, const std::string&
 
 absl::Status SnapshotterImpl::Remove(const std::string& key) {
   ASSIGN_OR_RETURN(const Snapshot removed, store_->Remove(key));
+  {
+    std::lock_guard lock(mutex_);
+    std::erase_if(taken_, [&](const auto& taken) { return taken.second.name == key; });
+  }
   Drop(removed.id);
   return absl::OkStatus();
 }

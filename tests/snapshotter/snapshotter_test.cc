@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -27,15 +28,17 @@ using fs::Slurp;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-constexpr char kReference[] = "containerd.io/snapshot.ref";
-
-// Takes everything for a layer of the test image, as long as it is told to.
+// Takes everything for a layer of the test image, as long as it is told to; for the name space
+// "untrusted" it is another one, which cannot be mounted.
 class FixedFinder : public LayerFinder {
  public:
   FixedFinder(fs::Engine& engine, std::string image, const bool& finds)
       : engine_(engine), image_(std::move(image)), finds_(finds) {}
-  absl::StatusOr<std::optional<LazyLayer>> Find(const LayerQuery&) override {
+  absl::StatusOr<std::optional<LazyLayer>> Find(const LayerQuery& query) override {
     if (!finds_) return std::nullopt;
+    if (query.key.starts_with("untrusted/")) {
+      return LazyLayer{.layer = {.digest = Digest::Of(AsBytes("other"))}, .image = image_};
+    }
     ASSIGN_OR_RETURN(const fs::Image image, engine_.OpenImage(image_, {}));
     const auto attached = engine_.AttachLayers(image, /*on_others=*/false);
     RETURN_IF_ERROR(attached[0].status());
@@ -74,7 +77,7 @@ class SnapshotterTest : public ::testing::Test {
   }
   // As containerd does, and gives the name of the snapshot.
   std::string PullLayer(const std::string& reference, const std::string& parent = "") {
-    const Labels labels{{kReference, reference}};
+    const Labels labels{{kReferenceLabel, reference}};
     const auto mounts = snapshotter_->Create(Kind::kActive, "extract " + reference, parent, labels);
     EXPECT_TRUE(absl::IsAlreadyExists(mounts.status())) << mounts.status();
     for (const Snapshot& snapshot : snapshotter_->List()) {
@@ -134,10 +137,48 @@ TEST_F(SnapshotterTest, ConvertedLayerIsCommittedInsteadOfUnpacked) {
   EXPECT_GT(snapshotter_->GetUsage("active")->bytes, 0);
 }
 
+TEST_F(SnapshotterTest, NameSpacesGetTheLayerThatWasFoundForThem) {
+  const auto prepare = [&](const std::string& name_space) {
+    return snapshotter_
+        ->Create(Kind::kActive, name_space + "/7/extract", "", {{kReferenceLabel, "sha256:base"}})
+        .status();
+  };
+  // As containerd does, which does not say for whom it asks.
+  const auto find = [&]() -> std::string {
+    const auto taken = snapshotter_->ListTaken([](const Snapshot&) { return true; });
+    return taken.size() == 1 ? taken[0].name : "";
+  };
+  ASSERT_TRUE(absl::IsAlreadyExists(prepare("untrusted")));
+  const std::string other = find();
+  ASSERT_TRUE(absl::IsAlreadyExists(prepare("one")));
+  const std::string base = find();
+  EXPECT_NE(base, other);
+  ASSERT_TRUE(absl::IsAlreadyExists(prepare("two")));
+  std::atomic<bool> answered = false;
+  std::thread third([&] {
+    EXPECT_TRUE(absl::IsAlreadyExists(prepare("untrusted")));
+    answered = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  EXPECT_FALSE(answered) << "before the one before has found its snapshot";
+  EXPECT_EQ(find(), base);
+  third.join();
+  EXPECT_EQ(find(), other);
+  EXPECT_EQ(snapshotter_->List().size(), 2u);
+  Mount(snapshotter_->Create(Kind::kView, "view", base, {}));
+  EXPECT_EQ(Read("hello.txt"), image_.hello());
+
+  ASSERT_TRUE(snapshotter_->Remove(other).ok());
+  EXPECT_EQ(find(), "");
+  // One for which there is none unpacks the layer, whatever others have.
+  finds_ = false;
+  EXPECT_TRUE(prepare("three").ok());
+}
+
 TEST_F(SnapshotterTest, OrdinaryLayersStackOnConvertedOnesAndTheReverse) {
   const std::string base = PullLayer("sha256:base");
   finds_ = false;
-  Mount(snapshotter_->Create(Kind::kActive, "extract", base, {{kReference, "sha256:next"}}));
+  Mount(snapshotter_->Create(Kind::kActive, "extract", base, {{kReferenceLabel, "sha256:next"}}));
   Write("added", "ordinary");
   std::filesystem::remove(image_.mountpoint() + "/data.bin");
   ASSERT_TRUE(snapshotter_->Commit("next", "extract", {}).ok());
@@ -150,6 +191,14 @@ TEST_F(SnapshotterTest, OrdinaryLayersStackOnConvertedOnesAndTheReverse) {
   Mount(snapshotter_->Create(Kind::kActive, "active", top, {}));
   EXPECT_EQ(Read("added"), "ordinary");
   EXPECT_EQ(Read("data.bin"), image_.data());  // from the uppermost layer again
+}
+
+TEST_F(SnapshotterTest, ALayerMayBeThereTwice) {
+  const std::string base = PullLayer("sha256:base");
+  const std::string top = PullLayer("sha256:top", PullLayer("sha256:middle", base));
+  Mount(snapshotter_->Create(Kind::kActive, "active", top, {}));
+  EXPECT_EQ(Read("hello.txt"), image_.hello());
+  EXPECT_EQ(MountedLayers(), 1u);
 }
 
 TEST_F(SnapshotterTest, LayersOfNoSnapshotAreUnmountedAndComeBack) {

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """laminad as the snapshotter of Debian's containerd: ordinary images, converted ones, and both."""
 
+import hashlib
 import json
 import os
 import subprocess
 import threading
+import urllib.parse
+import urllib.request
 
 from containerd import busybox_image, node
 from harness import check, check_equal, need_root, noise, repetitions, test, wait_until
 from oci_layout import Image
 
 MIB = 1 << 20
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 SCRIPT = "cat /data/hello; [ ! -e /data/gone ] && echo removed; ls -A /data/opaque"
 OUTPUT = "hello\nremoved\nnew\n"
 
@@ -233,6 +237,62 @@ def _(workspace):
         check_equal(here.containerd.run(image, "c", "sh", "-c", SCRIPT, namespace="two"), OUTPUT,
                     "the output after the other name space has removed it")
         check_nothing_left(here, namespaces=("two",))
+
+
+def claim_chain(here, image, other):
+    """Has the configuration of a converted image claim the layers of another image."""
+    base = f"http://{here.server.host}/v2"
+
+    def send(method, url, data=None, media_type="application/octet-stream"):
+        request = urllib.request.Request(url, data=data, method=method,
+                                         headers={"Content-Type": media_type, "Accept": MANIFEST})
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.headers, response.read()
+
+    def documents(name):
+        manifest = json.loads(send("GET", f"{base}/{name}/manifests/latest")[1])
+        return manifest, json.loads(send("GET", f"{base}/{name}/blobs/{manifest['config']['digest']}")[1])
+
+    (manifest, config), (_, claimed) = documents(image), documents(other)
+    config["rootfs"]["diff_ids"] = claimed["rootfs"]["diff_ids"][:len(config["rootfs"]["diff_ids"])]
+    text = json.dumps(config).encode()
+    manifest["config"].update(size=len(text), digest="sha256:" + hashlib.sha256(text).hexdigest())
+    place = urllib.parse.urljoin(
+        base, send("POST", f"{base}/{image}/blobs/uploads/", data=b"")[0]["Location"])
+    send("PUT", f"{place}{'&' if '?' in place else '?'}digest={manifest['config']['digest']}", data=text)
+    send("PUT", f"{base}/{image}/manifests/latest", json.dumps(manifest).encode(), MANIFEST)
+
+
+@test("snapshotter.a-chain-of-another-name-space-is-not-believed")
+def _(workspace):
+    need_root()
+
+    def evil(layer):
+        layer.directory("data")
+        layer.file("data/hello", "evil\n")
+
+    with node(workspace) as here:
+        plain = here.push(three_layers(), "plain")
+        lazy = here.push_converted(three_layers(), "lazy")
+        wrong = here.push_converted(busybox_image(evil, evil), "wrong")
+        claim_chain(here, "wrong", "plain")
+        # Some before the others' names and some behind them, because containerd takes the first.
+        for namespace in ("a-untrusted", "z-untrusted"):
+            here.containerd.client("pull", wrong, namespace=namespace)
+            check_equal(here.containerd.run(wrong, "w", "cat", "/data/hello", namespace=namespace),
+                        "evil\n", "what the image has")
+        for namespace, image, mounted in (("k-plain", plain, False), ("l-lazy", lazy, True),
+                                          ("m-plain", plain, False), ("n-lazy", lazy, True)):
+            here.containerd.client("pull", image, namespace=namespace)
+            check_equal(here.containerd.run(image, "c", "sh", "-c", SCRIPT, namespace=namespace),
+                        OUTPUT, f"the output in {namespace}")
+            sizes = here.containerd.content_sizes(namespace)
+            check((sum(sizes.values()) < 64 * 1024) == mounted, f"{namespace}: downloaded {sizes}")
+        here.containerd.client("pull", wrong, namespace="again")
+        check_equal(here.containerd.run(wrong, "w", "cat", "/data/hello", namespace="again"), "evil\n",
+                    "what the image has")
+        check_nothing_left(here, namespaces=("a-untrusted", "z-untrusted", "again", "k-plain", "l-lazy",
+                                             "m-plain", "n-lazy"))
 
 
 @test("snapshotter.wrong-layers-are-named")
