@@ -97,7 +97,7 @@ class ContentLayerFinder final : public LayerFinder {
 };
 
 absl::StatusOr<std::optional<LazyLayer>> ContentLayerFinder::Find(const LayerQuery& query) {
-  const bool converted = query.labels.contains(std::string(oci::kSectionTableDigestKey));
+  const bool converted = IsConverted(query.labels);
   if (!converted && !options_.referrers) return std::nullopt;
   const auto references = ReferencesFor(query, converted);
   absl::Status failure = references.status();
@@ -273,6 +273,10 @@ absl::StatusOr<std::optional<LazyLayer>> ContentLayerFinder::FindIn(const std::s
 }
 
 }  // namespace
+
+bool IsConverted(const Labels& labels) {
+  return labels.contains(std::string(oci::kSectionTableDigestKey));
+}
 
 std::string ChainId(const std::vector<Digest>& diff_ids, size_t count) {
   std::string chain;

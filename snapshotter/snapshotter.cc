@@ -55,6 +55,19 @@ std::string Normalized(std::string_view reference) {
                      rest.substr(path.size()));
 }
 
+// Directories that a layer only implies have the attributes of those below. They get them when layers are
+// merged, which those that were unpacked cannot be.
+absl::Status CheckStacks(const erofs::LayerMarks& marks, const std::vector<Snapshot>& chain) {
+  const auto is_unpacked = [](const Snapshot& snapshot) { return !snapshot.layer; };
+  if (!marks.implied_directories || std::ranges::none_of(chain, is_unpacked)) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      "the converted layer says nothing of the attributes of some directories, and cannot take "
+      "them "
+      "from the layers below: those were unpacked, for an image that is not converted");
+}
+
 // How the parents of a snapshot are mounted, uppermost first: directories of snapshots, and groups of
 // converted layers.
 struct Lower {
@@ -180,8 +193,8 @@ class SnapshotterImpl final : public Snapshotter {
 
   std::string PathOf(uint64_t id) const { return fmt::format("{}/{}", directory_, id); }
   std::string FilesOf(uint64_t id) const { return PathOf(id) + "/fs"; }
-  absl::Status TakeConvertedLayer(const std::string& key, const std::string& parent, size_t depth,
-                                  const Labels& labels);
+  absl::Status TakeConvertedLayer(const std::string& key, const std::string& parent,
+                                  const std::vector<Snapshot>& chain, const Labels& labels);
   void Take(const std::string& parent, const std::string& reference, const std::string& name);
   absl::StatusOr<std::vector<LazyLayer>> FindLayers(const std::string& references,
                                                     const std::vector<Snapshot>& chain);
@@ -296,7 +309,7 @@ absl::StatusOr<std::vector<MountSpec>> SnapshotterImpl::Create(Kind kind, const 
     }
   }
   if (kind == Kind::kActive && finder_ != nullptr && labels.contains(kReferenceLabel)) {
-    RETURN_IF_ERROR(TakeConvertedLayer(key, parent, chain.size(), labels));
+    RETURN_IF_ERROR(TakeConvertedLayer(key, parent, chain, labels));
   }
   Snapshot snapshot{
       .name = key, .id = store_->NewId(), .parent = parent, .kind = kind, .labels = labels};
@@ -342,6 +355,7 @@ absl::StatusOr<std::vector<LazyLayer>> SnapshotterImpl::FindLayers(
     for (size_t i = 0; i < attached.size(); ++i) {
       RETURN_IF_ERROR(attached[i].status(), "{}", image.reference);
       if (below.contains(image.layers[i].Key())) continue;
+      RETURN_IF_ERROR(CheckStacks(attached[i]->marks, chain), "{}", image.reference);
       there.insert(image.layers[i].Key());
       found.push_back(
           {.layer = image.layers[i], .image = image.reference, .marks = attached[i]->marks});
@@ -352,11 +366,16 @@ absl::StatusOr<std::vector<LazyLayer>> SnapshotterImpl::FindLayers(
 
 // OK if the layer is none.
 absl::Status SnapshotterImpl::TakeConvertedLayer(const std::string& key, const std::string& parent,
-                                                 size_t depth, const Labels& labels) {
+                                                 const std::vector<Snapshot>& chain,
+                                                 const Labels& labels) {
   const std::string& reference = labels.at(kReferenceLabel);
-  ASSIGN_OR_RETURN(std::optional<LazyLayer> layer, finder_->Find({key, reference, depth, labels}),
-                   "layer {}", reference);
+  ASSIGN_OR_RETURN(std::optional<LazyLayer> layer,
+                   finder_->Find({key, reference, chain.size(), labels}), "layer {}", reference);
   if (!layer) return absl::OkStatus();
+  if (const absl::Status stacks = CheckStacks(layer->marks, chain); !stacks.ok()) {
+    if (!IsConverted(labels)) return absl::OkStatus();  // what it was made from is unpacked
+    return Annotate(stacks, "layer " + reference);
+  }
   // One for all name spaces for which this layer was found. The chain id alone says nothing: whoever
   // makes a converted image can put any into it.
   std::string name;

@@ -223,6 +223,50 @@ def _(workspace):
                     "plain")
 
 
+@test("snapshotter.attributes-are-those-of-the-image-on-unpacked-layers")
+def _(workspace):
+    need_root()
+
+    def implied(layer):
+        layer.file("tmp/below", "x\n")
+        layer.file("owned/below", "x\n")
+
+    def owned(layer):
+        layer.directory("owned", mode=0o750, uid=7, gid=8)
+
+    def explicit(layer):
+        layer.file("x", "x\n")
+
+    with node(workspace) as here:
+        below = here.push(busybox_image(owned), "below")
+        here.containerd.client("pull", below)
+        attached = here.push(busybox_image(owned, implied), "attached")
+        workspace.lamina("convert", f"docker://{attached}", "--as-referrer")
+        here.containerd.client("pull", attached)
+        check_equal(here.containerd.run(attached, "one", "stat", "-c", "%a %u %g", "/tmp", "/owned"),
+                    "1777 0 0\n750 7 8\n", "attributes")
+        other = here.push_converted(busybox_image(owned, lambda layer: layer.file("tmp/x", "x\n")),
+                                    "other")
+        refused = here.containerd.client("pull", other, status=1)
+        check("says nothing of the attributes" in refused.stderr, refused.stderr)
+        here.containerd.client("pull", other, namespace="other")
+        check_equal(here.containerd.run(other, "one", "stat", "-c", "%a %u %g", "/tmp", "/owned",
+                                        namespace="other"), "1777 0 0\n750 7 8\n", "attributes")
+        kit = Image()
+        with kit.layer() as layer:
+            implied(layer)
+        here.push_converted(kit, "kit")
+        refused = here.containerd.client("prepare", below, "labelled", "containerd.io/snapshot/"
+                                         f"lamina.layers={here.server.reference('kit')}", status=1)
+        check("says nothing of the attributes" in refused.stderr, refused.stderr)
+        # Nothing is implied by this one, so it is mounted on what was unpacked.
+        lazy = here.push_converted(busybox_image(owned, explicit), "lazy")
+        here.containerd.client("pull", lazy)
+        check_equal(here.containerd.run(lazy, "one", "stat", "-c", "%a %u %g", "/tmp", "/owned"),
+                    "1777 0 0\n750 7 8\n", "attributes")
+        check(here.layer_mounts(), "no layer is mounted")
+
+
 @test("snapshotter.name-spaces-share-converted-layers-and-nothing-else")
 def _(workspace):
     need_root()
