@@ -4,8 +4,10 @@
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import threading
+import time
 import urllib.parse
 import urllib.request
 
@@ -155,6 +157,21 @@ def _(workspace):
         here.containerd.client("pull", image)
         check_equal(here.containerd.run(image, "one", "sh", "-c", SCRIPT), OUTPUT, "the output")
         check_equal(here.layer_mounts(), [], "mounted layers")
+
+
+@test("snapshotter.a-registry-that-does-not-answer-is-waited-for-once")
+def _(workspace):
+    need_root()
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and says nothing
+        with node(workspace, registries=[f"localhost:{silent.getsockname()[1]}"]) as here:
+            layers = [lambda layer, i=i: layer.file(f"file{i}", "x\n") for i in range(7)]
+            image = here.push(busybox_image(*layers), "plain")
+            start = time.monotonic()
+            here.containerd.client("pull", image)
+            took = time.monotonic() - start
+            check(took < 40, f"the pull took {took:.0f} s")
+            check("is unpacked" in here.daemon.log_text(), "it was not looked for")
+            check_equal(here.containerd.run(image, "one", "cat", "/file6"), "x\n", "the output")
 
 
 @test("snapshotter.layers-are-mounted-once-and-go-when-they-are-idle")
