@@ -35,6 +35,9 @@ constexpr std::string_view kSourcePrefix = "containerd.io/distribution.source.";
 // For so long after it was asked for, an image's layers stay attached, and one that has no converted
 // one is not looked for again.
 constexpr std::chrono::minutes kKeep{2};
+// An image that may not be converted is not asked for again for so long after that has failed: each of
+// its layers would wait for a registry that does not answer.
+constexpr std::chrono::seconds kRememberFailure{60};
 // Manifests that are remembered.
 constexpr size_t kMaxManifests = 4096;
 
@@ -51,6 +54,7 @@ struct Pull {
   std::mutex mutex;  // held while it is opened
   bool opened = false;
   absl::Status status;
+  Clock::time_point failed;  // when `status` became an error
   std::shared_ptr<const Image> image;
   std::vector<absl::StatusOr<AttachedLayer>> layers;
   std::unique_ptr<fs::Prefetcher::Ticket> prefetch;  // of what its start will read
@@ -97,7 +101,7 @@ class ContentLayerFinder final : public LayerFinder {
 };
 
 absl::StatusOr<std::optional<LazyLayer>> ContentLayerFinder::Find(const LayerQuery& query) {
-  const bool converted = query.labels.contains(std::string(oci::kSectionTableDigestKey));
+  const bool converted = IsConverted(query.labels);
   if (!converted && !options_.referrers) return std::nullopt;
   const auto references = ReferencesFor(query, converted);
   absl::Status failure = references.status();
@@ -236,6 +240,7 @@ void ContentLayerFinder::DropIdle(const std::stop_token& stop) {
 void ContentLayerFinder::Open(const std::string& reference, Pull& pull) {
   absl::StatusOr<Image> image = engine_.OpenImage(reference, options_.registry);
   pull.status = image.status();
+  if (!image.ok()) pull.failed = Clock::now();
   // What has failed for a reason that passes is tried again.
   pull.opened = image.ok() || absl::IsFailedPrecondition(image.status());
   if (!image.ok()) return;
@@ -254,7 +259,8 @@ absl::StatusOr<std::optional<LazyLayer>> ContentLayerFinder::FindIn(const std::s
                                                                     const LayerQuery& query) {
   const std::shared_ptr<Pull> pull = PullOf(reference);
   std::lock_guard lock(pull->mutex);
-  if (!pull->opened) Open(reference, *pull);
+  const bool has_just_failed = !pull->status.ok() && Clock::now() - pull->failed < kRememberFailure;
+  if (!pull->opened && (IsConverted(query.labels) || !has_just_failed)) Open(reference, *pull);
   if (absl::IsFailedPrecondition(pull->status))
     return std::nullopt;  // neither converted nor attached
   RETURN_IF_ERROR(pull->status);
@@ -273,6 +279,10 @@ absl::StatusOr<std::optional<LazyLayer>> ContentLayerFinder::FindIn(const std::s
 }
 
 }  // namespace
+
+bool IsConverted(const Labels& labels) {
+  return labels.contains(std::string(oci::kSectionTableDigestKey));
+}
 
 std::string ChainId(const std::vector<Digest>& diff_ids, size_t count) {
   std::string chain;

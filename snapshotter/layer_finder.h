@@ -49,6 +49,9 @@ class LayerFinder {
   virtual absl::StatusOr<std::optional<LazyLayer>> Find(const LayerQuery& query) = 0;
 };
 
+// Whether the labels are of a converted layer: one that cannot be unpacked.
+bool IsConverted(const Labels& labels);
+
 // OCI image specification, "Layer ChainID": of the first `count` layers.
 std::string ChainId(const std::vector<Digest>& diff_ids, size_t count);
 

@@ -2,6 +2,7 @@
 #include "snapshotter/layer_mounts.h"
 
 #include <spdlog/spdlog.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -95,13 +96,16 @@ void LayerMounts::TakeOver() {
     entry->path = path;
     entries_.emplace(path, std::move(entry));
   }
-  // Mount points that nothing is mounted on any more.
+  // Mount points of which the engine does not know. What is still mounted there is dead, if its record
+  // is lost for example: it has attributes, but nobody serves its content.
   std::error_code error;
   for (const auto& item : std::filesystem::directory_iterator(directory_, error)) {
     const std::string path = item.path().string();
-    if (item.path().filename().string().starts_with('L') && !entries_.contains(path)) {
-      ::rmdir(path.c_str());
+    if (!item.path().filename().string().starts_with('L') || entries_.contains(path)) continue;
+    while (::umount2(path.c_str(), MNT_DETACH | UMOUNT_NOFOLLOW) == 0) {
+      spdlog::warn("{}: what is mounted there is served by nobody, and is unmounted", path);
     }
+    ::rmdir(path.c_str());
   }
 }
 

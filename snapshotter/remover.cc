@@ -3,9 +3,9 @@
 
 #include <spdlog/spdlog.h>
 
-#include <filesystem>
-#include <system_error>
 #include <utility>
+
+#include "chunkstore/base/remove_tree.h"
 
 namespace lamina::snapshotter {
 
@@ -29,9 +29,9 @@ void Remover::Run(const std::stop_token& stop) {
     paths_.pop_back();
     busy_ = true;
     lock.unlock();
-    std::error_code error;
-    std::filesystem::remove_all(path, error);
-    if (error) spdlog::warn("remove {}: {}", path, error.message());
+    // Of a container's files, which may be as deep as it likes.
+    const absl::Status status = RemoveTree(path);
+    if (!status.ok()) spdlog::warn("remove {}: {}", path, std::string(status.message()));
     lock.lock();
     busy_ = false;
     changed_.notify_all();

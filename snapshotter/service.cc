@@ -3,6 +3,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "snapshotter/filter.h"
@@ -53,6 +54,13 @@ void Fill(const std::vector<MountSpec>& mounts, Response& response) {
     message.set_source(mount.source);
     for (const std::string& option : mount.options) message.add_options(option);
   }
+}
+
+// Whether it is the snapshot that Prepare has said exists that containerd looks for (metadata/snapshot.go).
+bool LooksForTaken(const api::ListSnapshotsRequest& request) {
+  return std::ranges::any_of(request.filters(), [](const std::string& filter) {
+    return filter.find(kReferenceLabel) != std::string::npos;
+  });
 }
 
 Labels ToLabels(const google::protobuf::Map<std::string, std::string>& labels) {
@@ -122,9 +130,13 @@ class Service final : public api::Snapshots::Service {
                     grpc::ServerWriter<api::ListSnapshotsResponse>* writer) override {
     const auto filter = Filter::Parse({request->filters().begin(), request->filters().end()});
     if (!filter.ok()) return ToGrpc(filter.status());
+    const auto matches = [&](const Snapshot& snapshot) { return filter->Matches(snapshot); };
+    // It takes the first one that has the chain id, which others may have for other content.
+    const std::vector<Snapshot> snapshots =
+        LooksForTaken(*request) ? snapshotter_->ListTaken(matches) : snapshotter_->List();
     api::ListSnapshotsResponse response;
-    for (const Snapshot& snapshot : snapshotter_->List()) {
-      if (!filter->Matches(snapshot)) continue;
+    for (const Snapshot& snapshot : snapshots) {
+      if (!matches(snapshot)) continue;
       Fill(snapshot, *response.add_info());
       if (response.info_size() < kListed) continue;
       if (!writer->Write(response)) return grpc::Status::CANCELLED;

@@ -5,15 +5,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <absl/strings/match.h>
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <condition_variable>
 #include <cstdio>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <set>
@@ -29,9 +30,11 @@
 namespace lamina::snapshotter {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr std::string_view kRemovedPrefix = "removed-";
-// Says which layer a snapshot is to become (containerd, snapshots/snapshotter.go).
-constexpr char kReferenceLabel[] = "containerd.io/snapshot.ref";
+// containerd looks for a snapshot that it was told is there at once, or its process has ended.
+constexpr std::chrono::seconds kLooksWithin{10};
 // Converted images to put on top of the parent, lowest first, with commas between them. containerd
 // passes labels on that begin like this.
 constexpr char kLayersLabel[] = "containerd.io/snapshot/lamina.layers";
@@ -39,6 +42,30 @@ constexpr char kLayersLabel[] = "containerd.io/snapshot/lamina.layers";
 absl::Status MakeDirectory(const std::string& path, mode_t mode) {
   if (::mkdir(path.c_str(), mode) != 0) return ErrnoStatus(errno, "create directory " + path);
   return absl::OkStatus();
+}
+
+// An image, or what one begins with, without "." and ".." in the path of a layout ("oci:DIR[:TAG]"), so
+// that it begins with where it is.
+std::string Normalized(std::string_view reference) {
+  constexpr std::string_view kLayout = "oci:";
+  if (!reference.starts_with(kLayout)) return std::string(reference);
+  const std::string_view rest = reference.substr(kLayout.size());
+  const std::string_view path = rest.substr(0, rest.find(':'));
+  return fmt::format("{}{}{}", kLayout, std::filesystem::path(path).lexically_normal().string(),
+                     rest.substr(path.size()));
+}
+
+// Directories that a layer only implies have the attributes of those below. They get them when layers are
+// merged, which those that were unpacked cannot be.
+absl::Status CheckStacks(const erofs::LayerMarks& marks, const std::vector<Snapshot>& chain) {
+  const auto is_unpacked = [](const Snapshot& snapshot) { return !snapshot.layer; };
+  if (!marks.implied_directories || std::ranges::none_of(chain, is_unpacked)) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      "the converted layer says nothing of the attributes of some directories, and cannot take "
+      "them "
+      "from the layers below: those were unpacked, for an image that is not converted");
 }
 
 // How the parents of a snapshot are mounted, uppermost first: directories of snapshots, and groups of
@@ -79,7 +106,13 @@ std::vector<Part> PartsBelow(const Snapshot& snapshot, std::span<const Snapshot>
 }
 
 Plan PlanOf(const Snapshot& snapshot, std::span<const Snapshot> parents) {
-  const std::vector<Part> parts = PartsBelow(snapshot, parents);
+  std::vector<Part> parts = PartsBelow(snapshot, parents);
+  // overlayfs refuses a directory that is there twice (ELOOP), and of a layer that an image has several
+  // times only the uppermost shows.
+  std::set<Digest> above;
+  std::erase_if(parts, [&](const Part& part) {
+    return part.layer != nullptr && !above.insert(part.layer->layer.Key()).second;
+  });
   Plan plan;
   for (size_t i = 0; i < parts.size();) {
     if (parts[i].layer == nullptr) {
@@ -117,8 +150,9 @@ class SnapshotterImpl final : public Snapshotter {
         finder_(std::move(finder)),
         engine_(engine),
         registry_(options.registry),
-        layer_images_(options.layer_images),
-        mounts_(engine, directory_, options.registry, options.idle) {}
+        mounts_(engine, directory_, options.registry, options.idle) {
+    std::ranges::transform(options.layer_images, std::back_inserter(layer_images_), Normalized);
+  }
 
   // Directories that no snapshot has, and layers that snapshots need.
   absl::Status Restore();
@@ -136,12 +170,19 @@ class SnapshotterImpl final : public Snapshotter {
     return store_->Update(name, labels, paths);
   }
   std::vector<Snapshot> List() override { return store_->List(); }
+  std::vector<Snapshot> ListTaken(const std::function<bool(const Snapshot&)>& matches) override;
   absl::StatusOr<Usage> GetUsage(const std::string& key) override;
   absl::StatusOr<WrittenSnapshot> Written(const std::string& name_space,
                                           const std::string& key) override;
   void Cleanup() override { remover_.Wait(); }
 
  private:
+  // What containerd was told is there, and has not looked for yet.
+  struct Taken {
+    std::string name;
+    int unseen = 0;
+    Clock::time_point until;
+  };
   // Directories of mounted lowers, uppermost first.
   struct Mounted {
     LayerMounts::Use use;
@@ -152,8 +193,9 @@ class SnapshotterImpl final : public Snapshotter {
 
   std::string PathOf(uint64_t id) const { return fmt::format("{}/{}", directory_, id); }
   std::string FilesOf(uint64_t id) const { return PathOf(id) + "/fs"; }
-  absl::Status TakeConvertedLayer(const std::string& key, const std::string& parent, size_t depth,
-                                  const Labels& labels);
+  absl::Status TakeConvertedLayer(const std::string& key, const std::string& parent,
+                                  const std::vector<Snapshot>& chain, const Labels& labels);
+  void Take(const std::string& parent, const std::string& reference, const std::string& name);
   absl::StatusOr<std::vector<LazyLayer>> FindLayers(const std::string& references,
                                                     const std::vector<Snapshot>& chain);
   absl::StatusOr<Mounted> MountLowers(const Plan& plan);
@@ -168,11 +210,13 @@ class SnapshotterImpl final : public Snapshotter {
   const std::unique_ptr<LayerFinder> finder_;  // may be null
   fs::Engine& engine_;
   const registry::Settings registry_;
-  const std::vector<std::string> layer_images_;
+  std::vector<std::string> layer_images_;  // normalized
   LayerMounts mounts_;
   Remover remover_;
   std::mutex mutex_;
-  std::map<uint64_t, LayerMounts::Use> uses_;  // of snapshots that can be mounted
+  std::map<uint64_t, LayerMounts::Use> uses_;                   // of snapshots that can be mounted
+  std::map<std::pair<std::string, std::string>, Taken> taken_;  // by parent and chain id
+  std::condition_variable seen_;
 };
 
 absl::Status SnapshotterImpl::Restore() {
@@ -265,7 +309,7 @@ absl::StatusOr<std::vector<MountSpec>> SnapshotterImpl::Create(Kind kind, const 
     }
   }
   if (kind == Kind::kActive && finder_ != nullptr && labels.contains(kReferenceLabel)) {
-    RETURN_IF_ERROR(TakeConvertedLayer(key, parent, chain.size(), labels));
+    RETURN_IF_ERROR(TakeConvertedLayer(key, parent, chain, labels));
   }
   Snapshot snapshot{
       .name = key, .id = store_->NewId(), .parent = parent, .kind = kind, .labels = labels};
@@ -295,23 +339,23 @@ absl::StatusOr<std::vector<LazyLayer>> SnapshotterImpl::FindLayers(
     for (const LazyLayer& layer : snapshot.layers_below) there.insert(layer.layer.Key());
   }
   std::vector<LazyLayer> found;
-  for (const absl::string_view reference : absl::StrSplit(references, ',', absl::SkipEmpty())) {
-    const auto begins = [&](const std::string& prefix) {
-      return absl::StartsWith(reference, prefix);
-    };
+  for (const absl::string_view text : absl::StrSplit(references, ',', absl::SkipEmpty())) {
+    const std::string reference = Normalized({text.data(), text.size()});
+    const auto begins = [&](const std::string& prefix) { return reference.starts_with(prefix); };
     // Or whoever may set a label could have any file of the node opened that looks like an image.
-    if (std::ranges::none_of(layer_images_, begins) || absl::StrContains(reference, "/../")) {
+    if (std::ranges::none_of(layer_images_, begins)) {
       return absl::PermissionDeniedError(fmt::format(
           "laminad's configuration ([snapshotter] layer-images) does not allow image {}",
-          std::string_view(reference.data(), reference.size())));
+          reference));
     }
-    ASSIGN_OR_RETURN(const fs::Image image, engine_.OpenImage(std::string(reference), registry_));
+    ASSIGN_OR_RETURN(const fs::Image image, engine_.OpenImage(reference, registry_));
     const std::vector<absl::StatusOr<fs::AttachedLayer>> attached =
         engine_.AttachLayers(image, /*on_others=*/true);
     const std::set<Digest> below = there;
     for (size_t i = 0; i < attached.size(); ++i) {
       RETURN_IF_ERROR(attached[i].status(), "{}", image.reference);
       if (below.contains(image.layers[i].Key())) continue;
+      RETURN_IF_ERROR(CheckStacks(attached[i]->marks, chain), "{}", image.reference);
       there.insert(image.layers[i].Key());
       found.push_back(
           {.layer = image.layers[i], .image = image.reference, .marks = attached[i]->marks});
@@ -322,27 +366,70 @@ absl::StatusOr<std::vector<LazyLayer>> SnapshotterImpl::FindLayers(
 
 // OK if the layer is none.
 absl::Status SnapshotterImpl::TakeConvertedLayer(const std::string& key, const std::string& parent,
-                                                 size_t depth, const Labels& labels) {
+                                                 const std::vector<Snapshot>& chain,
+                                                 const Labels& labels) {
   const std::string& reference = labels.at(kReferenceLabel);
-  const absl::Status exists =
-      absl::AlreadyExistsError(fmt::format("snapshot of layer {} exists", reference));
-  // One for all name spaces of containerd's, which knows by the labels that it is the right one.
+  ASSIGN_OR_RETURN(std::optional<LazyLayer> layer,
+                   finder_->Find({key, reference, chain.size(), labels}), "layer {}", reference);
+  if (!layer) return absl::OkStatus();
+  if (const absl::Status stacks = CheckStacks(layer->marks, chain); !stacks.ok()) {
+    if (!IsConverted(labels)) return absl::OkStatus();  // what it was made from is unpacked
+    return Annotate(stacks, "layer " + reference);
+  }
+  // One for all name spaces for which this layer was found. The chain id alone says nothing: whoever
+  // makes a converted image can put any into it.
+  std::string name;
   for (const Snapshot& snapshot : store_->Children(parent)) {
     const auto label = snapshot.labels.find(kReferenceLabel);
-    if (snapshot.layer && label != snapshot.labels.end() && label->second == reference)
-      return exists;
+    if (snapshot.layer && label != snapshot.labels.end() && label->second == reference &&
+        snapshot.layer->layer.Key() == layer->layer.Key()) {
+      name = snapshot.name;
+    }
   }
-  ASSIGN_OR_RETURN(std::optional<LazyLayer> layer, finder_->Find({key, reference, depth, labels}),
-                   "layer {}", reference);
-  if (!layer) return absl::OkStatus();
-  Snapshot snapshot{.id = store_->NewId(),
-                    .parent = parent,
-                    .kind = Kind::kCommitted,
-                    .labels = labels,
-                    .layer = std::move(layer)};
-  snapshot.name = fmt::format("lamina/{}/{}", snapshot.id, reference);
-  RETURN_IF_ERROR(store_->Create(std::move(snapshot)).status());
-  return exists;
+  if (name.empty()) {
+    Snapshot snapshot{.id = store_->NewId(),
+                      .parent = parent,
+                      .kind = Kind::kCommitted,
+                      .labels = labels,
+                      .layer = std::move(layer)};
+    name = snapshot.name = fmt::format("lamina/{}/{}", snapshot.id, reference);
+    RETURN_IF_ERROR(store_->Create(std::move(snapshot)).status());
+  }
+  Take(parent, reference, name);
+  return absl::AlreadyExistsError(fmt::format("snapshot of layer {} exists", reference));
+}
+
+// containerd looks for the snapshot by parent and chain id next, and does not say for which name space:
+// it must not find what another one is told at the same time.
+void SnapshotterImpl::Take(const std::string& parent, const std::string& reference,
+                           const std::string& name) {
+  const std::pair place(parent, reference);
+  std::unique_lock lock(mutex_);
+  while (true) {
+    Taken& taken = taken_[place];
+    if (taken.name == name || taken.unseen == 0 || taken.until <= Clock::now()) {
+      taken.unseen = taken.name == name ? taken.unseen + 1 : 1;
+      taken.name = name;
+      taken.until = Clock::now() + kLooksWithin;
+      return;
+    }
+    const Clock::time_point until = taken.until;
+    seen_.wait_until(lock, until);
+  }
+}
+
+std::vector<Snapshot> SnapshotterImpl::ListTaken(
+    const std::function<bool(const Snapshot&)>& matches) {
+  std::vector<Snapshot> snapshots;
+  std::lock_guard lock(mutex_);
+  for (auto& [place, taken] : taken_) {
+    absl::StatusOr<Snapshot> snapshot = store_->Get(taken.name);
+    if (!snapshot.ok() || !matches(*snapshot)) continue;  // it may have been removed just now
+    if (taken.unseen > 0) --taken.unseen;
+    snapshots.push_back(*std::move(snapshot));
+  }
+  seen_.notify_all();
+  return snapshots;
 }
 
 absl::StatusOr<std::vector<MountSpec>> SnapshotterImpl::Mounts(const std::string& key) {
@@ -372,6 +459,10 @@ absl::Status SnapshotterImpl::Commit(const std::string& name, const std::string&
 
 absl::Status SnapshotterImpl::Remove(const std::string& key) {
   ASSIGN_OR_RETURN(const Snapshot removed, store_->Remove(key));
+  {
+    std::lock_guard lock(mutex_);
+    std::erase_if(taken_, [&](const auto& taken) { return taken.second.name == key; });
+  }
   Drop(removed.id);
   return absl::OkStatus();
 }

@@ -14,6 +14,7 @@
 #define LAMINA_SNAPSHOTTER_SNAPSHOTTER_H_
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,6 +26,9 @@
 #include "snapshotter/snapshot_store.h"
 
 namespace lamina::snapshotter {
+
+// Says which layer a snapshot is to become (containerd, snapshots/snapshotter.go).
+inline constexpr char kReferenceLabel[] = "containerd.io/snapshot.ref";
 
 // For mount(2), which the caller does: type, source, and options as in fstab(5).
 struct MountSpec {
@@ -66,7 +70,9 @@ class Snapshotter {
   // not be put on top; what fetching a converted layer gives.
   // With the label "containerd.io/snapshot.ref" it is to become the layer with that chain id. If that
   // is a converted one, a committed snapshot with this label is there after the call, which fails with
-  // kAlreadyExists: containerd takes that snapshot and does not fetch the layer.
+  // kAlreadyExists: containerd takes that snapshot, which it finds with ListTaken, and does not fetch the
+  // layer. Name spaces share a snapshot only if the same layer was found for each of them: what one of
+  // them has for a chain id is not what others get.
   // The label "containerd.io/snapshot/lamina.layers" puts converted images on top of the parent:
   // references as OpenImage takes them, lowest first, with commas between them. They stay what they
   // were for as long as the snapshot lives.
@@ -83,6 +89,10 @@ class Snapshotter {
   virtual absl::StatusOr<Snapshot> Update(const std::string& name, const Labels& labels,
                                           const std::vector<std::string>& paths) = 0;
   virtual std::vector<Snapshot> List() = 0;
+  // Those that match of what Create has answered kAlreadyExists for: for each parent and chain id the
+  // last one. To be called once after each such answer: until then, or for some seconds, Create holds
+  // back another one for the same parent and chain id. What was answered before a restart is forgotten.
+  virtual std::vector<Snapshot> ListTaken(const std::function<bool(const Snapshot&)>& matches) = 0;
   // What its own files take on the disk: not the parents', and nothing for a converted layer, whose
   // content is in the cache.
   virtual absl::StatusOr<Usage> GetUsage(const std::string& key) = 0;

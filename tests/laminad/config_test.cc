@@ -41,6 +41,10 @@ layer-images = ["docker://registry.example/kits/", "oci:/srv/kits:"]
 referrers = false
 prefetch = false
 idle-seconds = 9
+[registry]
+mirrors = ["https://mirror.example/", "docker.io=http://localhost:5000"]
+ca-file = "/etc/lamina/ca.pem"
+plain-http = true
 [metrics]
 listen = "127.0.0.1:9464"
 group = "prometheus"
@@ -68,6 +72,11 @@ drain-seconds = 3
   EXPECT_FALSE(config->snapshotter_referrers);
   EXPECT_FALSE(config->snapshotter_prefetch);
   EXPECT_EQ(config->snapshotter_idle, std::chrono::seconds(9));
+  EXPECT_EQ(
+      config->registry_mirrors,
+      (std::vector<std::string>{"https://mirror.example/", "docker.io=http://localhost:5000"}));
+  EXPECT_EQ(config->registry_ca_file, "/etc/lamina/ca.pem");
+  EXPECT_TRUE(config->registry_plain_http);
   EXPECT_EQ(config->metrics_listen, "127.0.0.1:9464");
   EXPECT_EQ(config->metrics_group, "prometheus");
   EXPECT_EQ(config->give_up_after, std::chrono::seconds(7));
@@ -93,6 +102,8 @@ TEST(Config, WrongTypesAndValuesAreNamedWithTheirLine) {
   EXPECT_THAT(Error("[log]\nformat = true\n"), HasSubstr("log.format is not text or json"));
   EXPECT_THAT(Error("[metrics]\nlisten = \"9464\"\n"), HasSubstr("metrics.listen is not unix:"));
   EXPECT_THAT(Error("[metrics]\nlisten = \"unix:x\"\n"), HasSubstr("metrics.listen is not"));
+  EXPECT_THAT(Error("[registry]\nmirrors = [\"ftp://x\"]\n"),
+              HasSubstr("registry.mirrors is not a"));
   for (const char* value : {"0", "-1", "1.5", "\"30\"", "86401", "9223372036854775807"}) {
     EXPECT_THAT(Error(fmt::format("[take-over]\ngive-up-seconds = {}\n", value)),
                 HasSubstr(":2: take-over.give-up-seconds is not a whole number"))
@@ -129,8 +140,9 @@ TEST(Config, SampleShowsEverySettingWithItsDefault) {
   EXPECT_EQ(config->metrics_listen, defaults.metrics_listen);
   EXPECT_EQ(config->give_up_after, defaults.give_up_after);
   EXPECT_EQ(config->drain_for, defaults.drain_for);
-  for (const char* key : {"state", "size", "free", "none", "level", "format", "socket", "group",
-                          "listen", "give-up-seconds", "drain-seconds"}) {
+  for (const char* key :
+       {"state", "size", "free", "none", "level", "format", "socket", "group", "listen",
+        "give-up-seconds", "drain-seconds", "mirrors", "ca-file", "plain-http"}) {
     EXPECT_THAT(content.str(), HasSubstr(fmt::format("\n#{} = ", key)));
   }
 }

@@ -2,16 +2,22 @@
 #include "snapshotter/snapshotter.h"
 
 #include <absl/strings/str_join.h>
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <thread>
 
+#include "chunkstore/base/file.h"
+#include "chunkstore/base/remove_tree.h"
 #include "fs/mount/mount.h"
 #include "tests/engine/test_image.h"
 
@@ -22,15 +28,17 @@ using fs::Slurp;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-constexpr char kReference[] = "containerd.io/snapshot.ref";
-
-// Takes everything for a layer of the test image, as long as it is told to.
+// Takes everything for a layer of the test image, as long as it is told to; for the name space
+// "untrusted" it is another one, which cannot be mounted.
 class FixedFinder : public LayerFinder {
  public:
   FixedFinder(fs::Engine& engine, std::string image, const bool& finds)
       : engine_(engine), image_(std::move(image)), finds_(finds) {}
-  absl::StatusOr<std::optional<LazyLayer>> Find(const LayerQuery&) override {
+  absl::StatusOr<std::optional<LazyLayer>> Find(const LayerQuery& query) override {
     if (!finds_) return std::nullopt;
+    if (query.key.starts_with("untrusted/")) {
+      return LazyLayer{.layer = {.digest = Digest::Of(AsBytes("other"))}, .image = image_};
+    }
     ASSIGN_OR_RETURN(const fs::Image image, engine_.OpenImage(image_, {}));
     const auto attached = engine_.AttachLayers(image, /*on_others=*/false);
     RETURN_IF_ERROR(attached[0].status());
@@ -60,14 +68,16 @@ class SnapshotterTest : public ::testing::Test {
     ASSERT_TRUE(engine.ok()) << engine.status();
     engine_ = *std::move(engine);
     auto snapshotter = Snapshotter::Open(
-        {.state = image_.state(), .idle = std::chrono::milliseconds(50)}, *engine_,
-        std::make_unique<FixedFinder>(*engine_, image_.reference(), finds_));
+        {.state = image_.state(),
+         .layer_images = {"oci:" + image_.layout() + "/"},
+         .idle = std::chrono::milliseconds(50)},
+        *engine_, std::make_unique<FixedFinder>(*engine_, image_.reference(), finds_));
     ASSERT_TRUE(snapshotter.ok()) << snapshotter.status();
     snapshotter_ = *std::move(snapshotter);
   }
   // As containerd does, and gives the name of the snapshot.
   std::string PullLayer(const std::string& reference, const std::string& parent = "") {
-    const Labels labels{{kReference, reference}};
+    const Labels labels{{kReferenceLabel, reference}};
     const auto mounts = snapshotter_->Create(Kind::kActive, "extract " + reference, parent, labels);
     EXPECT_TRUE(absl::IsAlreadyExists(mounts.status())) << mounts.status();
     for (const Snapshot& snapshot : snapshotter_->List()) {
@@ -127,10 +137,48 @@ TEST_F(SnapshotterTest, ConvertedLayerIsCommittedInsteadOfUnpacked) {
   EXPECT_GT(snapshotter_->GetUsage("active")->bytes, 0);
 }
 
+TEST_F(SnapshotterTest, NameSpacesGetTheLayerThatWasFoundForThem) {
+  const auto prepare = [&](const std::string& name_space) {
+    return snapshotter_
+        ->Create(Kind::kActive, name_space + "/7/extract", "", {{kReferenceLabel, "sha256:base"}})
+        .status();
+  };
+  // As containerd does, which does not say for whom it asks.
+  const auto find = [&]() -> std::string {
+    const auto taken = snapshotter_->ListTaken([](const Snapshot&) { return true; });
+    return taken.size() == 1 ? taken[0].name : "";
+  };
+  ASSERT_TRUE(absl::IsAlreadyExists(prepare("untrusted")));
+  const std::string other = find();
+  ASSERT_TRUE(absl::IsAlreadyExists(prepare("one")));
+  const std::string base = find();
+  EXPECT_NE(base, other);
+  ASSERT_TRUE(absl::IsAlreadyExists(prepare("two")));
+  std::atomic<bool> answered = false;
+  std::thread third([&] {
+    EXPECT_TRUE(absl::IsAlreadyExists(prepare("untrusted")));
+    answered = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  EXPECT_FALSE(answered) << "before the one before has found its snapshot";
+  EXPECT_EQ(find(), base);
+  third.join();
+  EXPECT_EQ(find(), other);
+  EXPECT_EQ(snapshotter_->List().size(), 2u);
+  Mount(snapshotter_->Create(Kind::kView, "view", base, {}));
+  EXPECT_EQ(Read("hello.txt"), image_.hello());
+
+  ASSERT_TRUE(snapshotter_->Remove(other).ok());
+  EXPECT_EQ(find(), "");
+  // One for which there is none unpacks the layer, whatever others have.
+  finds_ = false;
+  EXPECT_TRUE(prepare("three").ok());
+}
+
 TEST_F(SnapshotterTest, OrdinaryLayersStackOnConvertedOnesAndTheReverse) {
   const std::string base = PullLayer("sha256:base");
   finds_ = false;
-  Mount(snapshotter_->Create(Kind::kActive, "extract", base, {{kReference, "sha256:next"}}));
+  Mount(snapshotter_->Create(Kind::kActive, "extract", base, {{kReferenceLabel, "sha256:next"}}));
   Write("added", "ordinary");
   std::filesystem::remove(image_.mountpoint() + "/data.bin");
   ASSERT_TRUE(snapshotter_->Commit("next", "extract", {}).ok());
@@ -143,6 +191,14 @@ TEST_F(SnapshotterTest, OrdinaryLayersStackOnConvertedOnesAndTheReverse) {
   Mount(snapshotter_->Create(Kind::kActive, "active", top, {}));
   EXPECT_EQ(Read("added"), "ordinary");
   EXPECT_EQ(Read("data.bin"), image_.data());  // from the uppermost layer again
+}
+
+TEST_F(SnapshotterTest, ALayerMayBeThereTwice) {
+  const std::string base = PullLayer("sha256:base");
+  const std::string top = PullLayer("sha256:top", PullLayer("sha256:middle", base));
+  Mount(snapshotter_->Create(Kind::kActive, "active", top, {}));
+  EXPECT_EQ(Read("hello.txt"), image_.hello());
+  EXPECT_EQ(MountedLayers(), 1u);
 }
 
 TEST_F(SnapshotterTest, LayersOfNoSnapshotAreUnmountedAndComeBack) {
@@ -232,6 +288,66 @@ TEST_F(SnapshotterTest, RemovedSnapshotsLeaveNothing) {
   for (const auto& entry : std::filesystem::directory_iterator(image_.state() + "/snapshots")) {
     EXPECT_EQ(entry.path().filename(), "db");
   }
+}
+
+// One descriptor, and as much memory, for each level would be too many.
+TEST_F(SnapshotterTest, RemovedSnapshotsMayBeDeep) {
+  ASSERT_TRUE(snapshotter_->Create(Kind::kActive, "a", "", {}).ok());
+  const std::string files = image_.state() + "/snapshots/1/fs";
+  UniqueFd at = OpenFile(files, O_RDONLY | O_DIRECTORY).value();
+  for (int level = 0; level < 2000; ++level) {
+    ASSERT_EQ(::mkdirat(at.get(), "deep", 0700), 0);
+    at = UniqueFd(::openat(at.get(), "deep", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    ASSERT_TRUE(at.valid());
+  }
+  at.Reset();
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit few{.rlim_cur = 512, .rlim_max = before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  EXPECT_TRUE(snapshotter_->Remove("a").ok());
+  snapshotter_->Cleanup();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  for (const auto& entry : std::filesystem::directory_iterator(image_.state() + "/snapshots")) {
+    EXPECT_EQ(entry.path().filename(), "db");
+    lamina::RemoveTree(entry.path()).IgnoreError();  // which gtest's fixture could not
+  }
+}
+
+TEST_F(SnapshotterTest, WhatIsMountedForLayersAndServedByNobodyIsUnmounted) {
+  const std::string base = PullLayer("sha256:base");
+  Mount(snapshotter_->Create(Kind::kActive, "active", base, {}));
+  ASSERT_EQ(::umount2(image_.mountpoint().c_str(), 0), 0);
+  std::string layer;
+  for (const auto& entry : std::filesystem::directory_iterator(image_.state() + "/snapshots")) {
+    if (entry.path().filename().string().starts_with("L")) layer = entry.path();
+  }
+  ASSERT_FALSE(layer.empty());
+  snapshotter_.reset();
+  engine_.reset();  // unmounts what it knows of
+  std::filesystem::create_directory(layer);
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_EQ(::mount("none", layer.c_str(), "tmpfs", 0, nullptr), 0);
+  }
+  Open();
+  EXPECT_EQ(MountedLayers(), 0u);
+  Mount(snapshotter_->Mounts("active"));
+  EXPECT_EQ(Read("hello.txt"), image_.hello());
+}
+
+TEST_F(SnapshotterTest, LayerImagesAreWhereTheyMayBeWhateverTheirPathSays) {
+  const std::string base = PullLayer("sha256:base");
+  const auto create = [&](const std::string& reference) {
+    return snapshotter_
+        ->Create(Kind::kActive, "a", base, {{"containerd.io/snapshot/lamina.layers", reference}})
+        .status();
+  };
+  for (const char* path : {"/..:x", "/..", "/../image:test", "/a/../..:x", "/./..:x"}) {
+    const absl::Status refused = create("oci:" + image_.layout() + path);
+    EXPECT_TRUE(absl::IsPermissionDenied(refused)) << path << ": " << refused;
+  }
+  const absl::Status allowed = create("oci:" + image_.layout() + "/a/../b:x");
+  EXPECT_TRUE(absl::IsNotFound(allowed)) << allowed;
 }
 
 TEST_F(SnapshotterTest, StateDirectoriesThatOverlayfsWouldTakeApartAreRefused) {

@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """laminad as the snapshotter of Debian's containerd: ordinary images, converted ones, and both."""
 
+import hashlib
 import json
 import os
+import socket
 import subprocess
 import threading
+import time
+import urllib.parse
+import urllib.request
 
 from containerd import busybox_image, node
 from harness import check, check_equal, need_root, noise, repetitions, test, wait_until
 from oci_layout import Image
 
 MIB = 1 << 20
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 SCRIPT = "cat /data/hello; [ ! -e /data/gone ] && echo removed; ls -A /data/opaque"
 OUTPUT = "hello\nremoved\nnew\n"
 
@@ -153,6 +159,21 @@ def _(workspace):
         check_equal(here.layer_mounts(), [], "mounted layers")
 
 
+@test("snapshotter.a-registry-that-does-not-answer-is-waited-for-once")
+def _(workspace):
+    need_root()
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and says nothing
+        with node(workspace, registries=[f"localhost:{silent.getsockname()[1]}"]) as here:
+            layers = [lambda layer, i=i: layer.file(f"file{i}", "x\n") for i in range(7)]
+            image = here.push(busybox_image(*layers), "plain")
+            start = time.monotonic()
+            here.containerd.client("pull", image)
+            took = time.monotonic() - start
+            check(took < 40, f"the pull took {took:.0f} s")
+            check("is unpacked" in here.daemon.log_text(), "it was not looked for")
+            check_equal(here.containerd.run(image, "one", "cat", "/file6"), "x\n", "the output")
+
+
 @test("snapshotter.layers-are-mounted-once-and-go-when-they-are-idle")
 def _(workspace):
     need_root()
@@ -219,6 +240,50 @@ def _(workspace):
                     "plain")
 
 
+@test("snapshotter.attributes-are-those-of-the-image-on-unpacked-layers")
+def _(workspace):
+    need_root()
+
+    def implied(layer):
+        layer.file("tmp/below", "x\n")
+        layer.file("owned/below", "x\n")
+
+    def owned(layer):
+        layer.directory("owned", mode=0o750, uid=7, gid=8)
+
+    def explicit(layer):
+        layer.file("x", "x\n")
+
+    with node(workspace) as here:
+        below = here.push(busybox_image(owned), "below")
+        here.containerd.client("pull", below)
+        attached = here.push(busybox_image(owned, implied), "attached")
+        workspace.lamina("convert", f"docker://{attached}", "--as-referrer")
+        here.containerd.client("pull", attached)
+        check_equal(here.containerd.run(attached, "one", "stat", "-c", "%a %u %g", "/tmp", "/owned"),
+                    "1777 0 0\n750 7 8\n", "attributes")
+        other = here.push_converted(busybox_image(owned, lambda layer: layer.file("tmp/x", "x\n")),
+                                    "other")
+        refused = here.containerd.client("pull", other, status=1)
+        check("says nothing of the attributes" in refused.stderr, refused.stderr)
+        here.containerd.client("pull", other, namespace="other")
+        check_equal(here.containerd.run(other, "one", "stat", "-c", "%a %u %g", "/tmp", "/owned",
+                                        namespace="other"), "1777 0 0\n750 7 8\n", "attributes")
+        kit = Image()
+        with kit.layer() as layer:
+            implied(layer)
+        here.push_converted(kit, "kit")
+        refused = here.containerd.client("prepare", below, "labelled", "containerd.io/snapshot/"
+                                         f"lamina.layers={here.server.reference('kit')}", status=1)
+        check("says nothing of the attributes" in refused.stderr, refused.stderr)
+        # Nothing is implied by this one, so it is mounted on what was unpacked.
+        lazy = here.push_converted(busybox_image(owned, explicit), "lazy")
+        here.containerd.client("pull", lazy)
+        check_equal(here.containerd.run(lazy, "one", "stat", "-c", "%a %u %g", "/tmp", "/owned"),
+                    "1777 0 0\n750 7 8\n", "attributes")
+        check(here.layer_mounts(), "no layer is mounted")
+
+
 @test("snapshotter.name-spaces-share-converted-layers-and-nothing-else")
 def _(workspace):
     need_root()
@@ -233,6 +298,62 @@ def _(workspace):
         check_equal(here.containerd.run(image, "c", "sh", "-c", SCRIPT, namespace="two"), OUTPUT,
                     "the output after the other name space has removed it")
         check_nothing_left(here, namespaces=("two",))
+
+
+def claim_chain(here, image, other):
+    """Has the configuration of a converted image claim the layers of another image."""
+    base = f"http://{here.server.host}/v2"
+
+    def send(method, url, data=None, media_type="application/octet-stream"):
+        request = urllib.request.Request(url, data=data, method=method,
+                                         headers={"Content-Type": media_type, "Accept": MANIFEST})
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.headers, response.read()
+
+    def documents(name):
+        manifest = json.loads(send("GET", f"{base}/{name}/manifests/latest")[1])
+        return manifest, json.loads(send("GET", f"{base}/{name}/blobs/{manifest['config']['digest']}")[1])
+
+    (manifest, config), (_, claimed) = documents(image), documents(other)
+    config["rootfs"]["diff_ids"] = claimed["rootfs"]["diff_ids"][:len(config["rootfs"]["diff_ids"])]
+    text = json.dumps(config).encode()
+    manifest["config"].update(size=len(text), digest="sha256:" + hashlib.sha256(text).hexdigest())
+    place = urllib.parse.urljoin(
+        base, send("POST", f"{base}/{image}/blobs/uploads/", data=b"")[0]["Location"])
+    send("PUT", f"{place}{'&' if '?' in place else '?'}digest={manifest['config']['digest']}", data=text)
+    send("PUT", f"{base}/{image}/manifests/latest", json.dumps(manifest).encode(), MANIFEST)
+
+
+@test("snapshotter.a-chain-of-another-name-space-is-not-believed")
+def _(workspace):
+    need_root()
+
+    def evil(layer):
+        layer.directory("data")
+        layer.file("data/hello", "evil\n")
+
+    with node(workspace) as here:
+        plain = here.push(three_layers(), "plain")
+        lazy = here.push_converted(three_layers(), "lazy")
+        wrong = here.push_converted(busybox_image(evil, evil), "wrong")
+        claim_chain(here, "wrong", "plain")
+        # Some before the others' names and some behind them, because containerd takes the first.
+        for namespace in ("a-untrusted", "z-untrusted"):
+            here.containerd.client("pull", wrong, namespace=namespace)
+            check_equal(here.containerd.run(wrong, "w", "cat", "/data/hello", namespace=namespace),
+                        "evil\n", "what the image has")
+        for namespace, image, mounted in (("k-plain", plain, False), ("l-lazy", lazy, True),
+                                          ("m-plain", plain, False), ("n-lazy", lazy, True)):
+            here.containerd.client("pull", image, namespace=namespace)
+            check_equal(here.containerd.run(image, "c", "sh", "-c", SCRIPT, namespace=namespace),
+                        OUTPUT, f"the output in {namespace}")
+            sizes = here.containerd.content_sizes(namespace)
+            check((sum(sizes.values()) < 64 * 1024) == mounted, f"{namespace}: downloaded {sizes}")
+        here.containerd.client("pull", wrong, namespace="again")
+        check_equal(here.containerd.run(wrong, "w", "cat", "/data/hello", namespace="again"), "evil\n",
+                    "what the image has")
+        check_nothing_left(here, namespaces=("a-untrusted", "z-untrusted", "again", "k-plain", "l-lazy",
+                                             "m-plain", "n-lazy"))
 
 
 @test("snapshotter.wrong-layers-are-named")

@@ -11,6 +11,7 @@
 
 #include "chunkstore/base/file.h"
 #include "chunkstore/registry/reference.h"
+#include "chunkstore/registry/settings.h"
 #include "fs/engine/client.h"
 
 namespace lamina::daemon {
@@ -93,6 +94,8 @@ bool BeginsAReference(const std::string& text) {
   return text.starts_with("docker://") || text.starts_with("oci:/");
 }
 
+bool IsMirror(const std::string& text) { return registry::Mirror::Parse(text).ok(); }
+
 Setter Flag(bool Config::*field) {
   return [field](const toml::node& node, Config& config) -> std::optional<std::string> {
     const auto value = node.value_exact<bool>();
@@ -157,6 +160,10 @@ std::vector<Key> AllKeys() {
                 "a list of what begins with \"docker://\" or \"oci:/\"")},
       {"snapshotter", "referrers", Flag(&Config::snapshotter_referrers)},
       {"snapshotter", "prefetch", Flag(&Config::snapshotter_prefetch)},
+      {"registry", "mirrors",
+       TextList(&Config::registry_mirrors, IsMirror, "a list of \"[REGISTRY=]URL\"")},
+      {"registry", "ca-file", AbsolutePath(&Config::registry_ca_file, /*may_be_empty=*/true)},
+      {"registry", "plain-http", Flag(&Config::registry_plain_http)},
       {"metrics", "listen", SetListen},
       {"metrics", "group", Text(&Config::metrics_group)},
       {"take-over", "give-up-seconds", Seconds(&Config::give_up_after)},

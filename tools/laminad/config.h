@@ -36,6 +36,10 @@ struct Config {
   bool snapshotter_referrers = true;
   bool snapshotter_prefetch = true;
 
+  std::vector<std::string> registry_mirrors;  // as registry::Mirror::Parse takes them
+  std::string registry_ca_file;               // absolute; empty: none
+  bool registry_plain_http = false;
+
   std::string metrics_listen;  // "unix:PATH" or "ADDRESS:PORT"; empty: none
   std::string metrics_group;   // members may connect to PATH; empty: only this user
 

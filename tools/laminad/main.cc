@@ -56,10 +56,20 @@ struct Services {
   std::vector<std::unique_ptr<fs::GrpcServer>> snapshots;
 };
 
+absl::StatusOr<registry::Settings> RegistrySettings(const Config& config) {
+  registry::Settings settings{.plain_http = config.registry_plain_http,
+                              .ca_file = config.registry_ca_file};
+  settings.credentials.files = registry::AuthFilesOfEnvironment();
+  for (const std::string& text : config.registry_mirrors) {
+    ASSIGN_OR_RETURN(registry::Mirror mirror, registry::Mirror::Parse(text));
+    settings.mirrors.push_back(std::move(mirror));
+  }
+  return settings;
+}
+
 absl::Status StartSnapshotter(const Config& config, fs::Engine& engine,
                               std::vector<UniqueFd> sockets, Services& services) {
-  registry::Settings registry;
-  registry.credentials.files = registry::AuthFilesOfEnvironment();
+  ASSIGN_OR_RETURN(const registry::Settings registry, RegistrySettings(config));
   auto finder = snapshotter::LayerFinder::Create({.containerd = config.containerd_socket,
                                                   .registry = registry,
                                                   .registries = config.snapshotter_registries,
