@@ -84,17 +84,19 @@ int ExitCodeForError(std::string_view error) {
 
 }  // namespace
 
-bool IsOnPath(std::string_view program) {
+std::string PathOf(std::string_view program) {
   const char* path = std::getenv("PATH");
   std::string_view rest = path != nullptr ? path : "/usr/bin:/bin";
   while (true) {
     const size_t end = rest.find(':');
-    const std::string candidate = fmt::format("{}/{}", rest.substr(0, end), program);
-    if (::access(candidate.c_str(), X_OK) == 0) return true;
-    if (end == std::string_view::npos) return false;
+    std::string candidate = fmt::format("{}/{}", rest.substr(0, end), program);
+    if (::access(candidate.c_str(), X_OK) == 0) return candidate;
+    if (end == std::string_view::npos) return "";
     rest.remove_prefix(end + 1);
   }
 }
+
+bool IsOnPath(std::string_view program) { return !PathOf(program).empty(); }
 
 absl::StatusOr<int> RunWithCrun(const std::string& bundle, const std::string& id, int lock) {
   if (!IsOnPath("crun")) {

@@ -85,8 +85,10 @@ def hide_unified_cgroups() -> None:
 
 
 def write_bundle(path: pathlib.Path, like: str, rootfs: pathlib.Path, command: list[str]) -> None:
-    """A bundle for crun with the configuration of a container of Lamina's, but for the agent."""
+    """A bundle for crun with the configuration of a container of Lamina's, but for the agent, and without
+    what Lamina kept of earlier containers (the compiled system call filter)."""
     config = json.loads(like)
+    config.pop("annotations", None)
     agent = config["process"]["args"][0]
     config["mounts"] = [mount for mount in config["mounts"] if mount["destination"] != agent]
     config["process"]["args"] = command
