@@ -165,8 +165,10 @@ absl::StatusOr<pid_t> StartDetached(const DetachedContainer& container) {
   for (const std::string& argument : arguments) words.push_back(argument.c_str());
   const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
   std::vector<int> passed = container.descriptors;
-  const pid_t child = ::fork();
-  if (child < 0) return ErrnoStatus(errno, "fork");
+  // Until it executes, the child is in this process' memory, which a copy would cost more than the rest
+  // of its start; this process waits so long, and uses nothing that the child changes.
+  const pid_t child = ::vfork();
+  if (child < 0) return ErrnoStatus(errno, "vfork");
   if (child == 0) {
     for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
       ::dup2(null.get(), stream);
