@@ -76,7 +76,7 @@ def command_lines() -> list[tuple[int, list[str]]]:
 
 def hide_unified_cgroups() -> None:
     """For this thread: crun refuses to start beside a version 2 of control groups that has controllers
-    (backends/crun.cc does the same)."""
+    (backends/crun.cc does the same, for each container: so do it in a new thread for each)."""
     if not (UNIFIED_CGROUPS / "cgroup.controllers").exists():
         return
     if libc.unshare(CLONE_NEWNS) != 0 or libc.mount(None, b"/", None, MS_REC_SLAVE, None) != 0:
