@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -97,6 +98,7 @@ absl::Status CheckName(const std::string& name) {
 
 // Groups inside first.
 absl::Status RemoveTree(const std::string& directory) {
+  if (::rmdir(directory.c_str()) == 0 || errno == ENOENT) return absl::OkStatus();
   std::error_code error;
   for (fs::directory_iterator entry(directory, error), end; !error && entry != end;
        entry.increment(error)) {
@@ -111,6 +113,20 @@ absl::Status RemoveTree(const std::string& directory) {
   });
   if (removed && !Exists(directory)) return absl::OkStatus();
   return ErrnoStatus(failed, "remove control group " + directory);
+}
+
+// Waits until all of them have ended, or for the time.
+void AwaitEnds(std::vector<UniqueFd> processes, std::chrono::milliseconds time) {
+  const auto deadline = steady_clock::now() + time;
+  while (!processes.empty()) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - steady_clock::now());
+    if (left.count() <= 0) return;
+    std::vector<pollfd> waits;
+    for (const UniqueFd& process : processes) waits.push_back({process.get(), POLLIN, 0});
+    if (::poll(waits.data(), waits.size(), static_cast<int>(left.count())) < 0) continue;
+    size_t index = 0;
+    std::erase_if(processes, [&](const UniqueFd&) { return waits[index++].revents != 0; });
+  }
 }
 
 void CollectProcesses(const std::string& directory, std::set<pid_t>& found) {
@@ -353,27 +369,46 @@ absl::Status Cgroup::Freeze() const {
 absl::Status Cgroup::Thaw() const { return SetFrozen(false); }
 
 absl::Status Cgroup::KillAll() const {
-  if (version_ == 2 && Exists(File("", "cgroup.kill"))) {  // Linux 5.14
-    RETURN_IF_ERROR(Write("", "cgroup.kill", "1"));
-  }
-  std::vector<pid_t> left;
-  const bool ended = WaitFor([&] {
-    left = Processes();
-    if (left.empty()) return true;
-    // Frozen while they are counted and killed: a fork bomb would be faster otherwise. With version 1
-    // frozen ones die only once they are thawed.
-    if (version_ == 1 && directories_.contains("freezer")) {
+  // All are in one tree, unless somebody else, like systemd, has moved some; that is looked at last.
+  const auto freezer = directories_.find("freezer");
+  const bool can_freeze = version_ == 1 && freezer != directories_.end();
+  const std::string& tree = can_freeze ? freezer->second : directories_.begin()->second;
+  const auto deadline = steady_clock::now() + kPatience;
+  bool is_first = true;
+  while (true) {
+    std::set<pid_t> listed;
+    CollectProcesses(tree, listed);
+    std::vector<pid_t> left(listed.begin(), listed.end());
+    if (left.empty()) left = Processes();
+    if (left.empty()) return absl::OkStatus();
+    if (steady_clock::now() > deadline) {
+      return absl::DeadlineExceededError(
+          fmt::format("{} processes do not end, the first is {}", left.size(), left.front()));
+    }
+    // Those that are left are frozen while they are counted and killed: a fork bomb would be faster
+    // otherwise. With version 1 frozen ones die only once they are thawed.
+    if (can_freeze && !is_first) {
       Write("freezer", "freezer.state", "FROZEN").IgnoreError();
+      left = Processes();
     }
-    for (const pid_t pid : Processes()) ::kill(pid, SIGKILL);
-    if (version_ == 1 && directories_.contains("freezer")) {
-      Write("freezer", "freezer.state", "THAWED").IgnoreError();
+    constexpr size_t kAwaited = 64;  // at a time: each takes a descriptor
+    std::vector<UniqueFd> awaited;
+    for (const pid_t pid : left) {
+      if (awaited.size() < kAwaited) {
+        UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));  // Linux 5.3
+        if (process.valid()) awaited.push_back(std::move(process));
+      }
+      ::kill(pid, SIGKILL);
     }
-    return false;
-  });
-  if (ended) return absl::OkStatus();
-  return absl::DeadlineExceededError(
-      fmt::format("{} processes do not end, the first is {}", left.size(), left.front()));
+    if (version_ == 2 && is_first && Exists(File("", "cgroup.kill"))) {  // Linux 5.14
+      RETURN_IF_ERROR(Write("", "cgroup.kill", "1"));
+    }
+    if (can_freeze) Write("freezer", "freezer.state", "THAWED").IgnoreError();
+    if (awaited.empty()) ::poll(nullptr, 0, 1);
+    constexpr std::chrono::milliseconds kPass{100};
+    AwaitEnds(std::move(awaited), kPass);
+    is_first = false;
+  }
 }
 
 absl::Status Cgroup::Remove() const {

@@ -14,8 +14,10 @@
 #include "backends/agent_client.h"
 #include "backends/backend.h"
 #include "backends/cgroup.h"
+#include "backends/compiled_filter.h"
 #include "backends/crun.h"
 #include "backends/oci_bundle.h"
+#include "backends/seccomp_profile.h"
 
 namespace lamina::backends {
 namespace {
@@ -82,6 +84,10 @@ absl::Status ContainerBackend::Start(const StartRequest& request, Record& record
   if (record.idle_ttl_ms > 0) {
     arguments.push_back(fmt::format("--idle-ttl-ms={}", record.idle_ttl_ms));
   }
+  const bool is_crun = record.runtime == "crun";
+  const CompiledFilter filter(request.directory + "/..", SeccompForContainers().dump(),
+                              PathOf(record.runtime), record.boot_id);
+  const std::string compiled = is_crun ? filter.Text() : "";
   ASSIGN_OR_RETURN(const std::string config,
                    SandboxBundleConfig({.rootfs = request.rootfs,
                                         .agent = request.helpers + "/lamina-agent",
@@ -89,14 +95,20 @@ absl::Status ContainerBackend::Start(const StartRequest& request, Record& record
                                         .hostname = record.id,
                                         .cgroup = record.cgroup,
                                         .host_network = record.network == Network::kHost,
+                                        .compiled_filter = compiled,
                                         .protect_agent = HasCapability(CAP_SYS_RESOURCE)}));
   RETURN_IF_ERROR(
       WriteFileAtomically(request.directory + "/config.json", config, 0600, Durability::kCached));
+  const std::string root = request.directory + "/runtime";
   ASSIGN_OR_RETURN(record.first_process, StartDetached({.runtime = record.runtime,
                                                         .bundle = request.directory,
                                                         .id = record.id,
-                                                        .root = request.directory + "/runtime",
+                                                        .root = root,
                                                         .descriptors = std::move(descriptors)}));
+  // If that fails the next one compiles it again.
+  if (is_crun && compiled.empty()) {
+    filter.Keep(fmt::format("{}/{}/seccomp.bpf", root, record.id)).IgnoreError();
+  }
   if (processes > 0) RETURN_IF_ERROR(group.LimitPrograms(record.first_process, processes));
   return absl::OkStatus();
 }

@@ -35,7 +35,8 @@ struct DetachedContainer {
 // is no such runtime.
 absl::StatusOr<pid_t> StartDetached(const DetachedContainer& container);
 
-// Whether a program is on PATH.
+// Where a program is on PATH; empty if it is not there.
+std::string PathOf(std::string_view program);
 bool IsOnPath(std::string_view program);
 
 // Kills the container if it still runs and forgets it; does nothing if there is none.

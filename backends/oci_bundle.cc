@@ -369,6 +369,10 @@ absl::StatusOr<std::string> SandboxBundleConfig(const SandboxBundleOptions& opti
         {"maskedPaths", MaskedPaths()},
         {"readonlyPaths", ReadOnlyPaths()}}},
   };
+  // In place of the filter above, for who knows of it; whoever does not still has that.
+  if (!options.compiled_filter.empty()) {
+    config["annotations"] = {{"run.oci.seccomp_bpf_data", options.compiled_filter}};
+  }
   // What runs out of memory should be killed itself, and hear of it from the agent.
   if (options.protect_agent) config["process"]["oomScoreAdj"] = -1000;
   try {

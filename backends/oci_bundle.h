@@ -61,6 +61,7 @@ struct SandboxBundleOptions {
   std::string hostname = "lamina";
   std::string cgroup;  // below each controller's root
   bool host_network = false;
+  std::string compiled_filter;  // the default system call filter (CompiledFilter), if there is one
   // The agent is the last to be killed for want of memory. For launchers with CAP_SYS_RESOURCE.
   bool protect_agent = false;
 };

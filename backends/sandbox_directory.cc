@@ -9,6 +9,7 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <future>
 #include <utility>
 
 #include "backends/cgroup.h"
@@ -125,13 +126,33 @@ absl::StatusOr<fs::MountDescription> MountRootfs(const LauncherOptions& options,
                   .registry = registry});
 }
 
+namespace {
+
+// Whether something is mounted there. The list of all mounts is read only if the kernel does not say.
+absl::StatusOr<bool> IsMounted(const std::string& path) {
+  struct statx info {};
+  const int flags = AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | AT_STATX_DONT_SYNC;
+  const bool is_there = ::statx(AT_FDCWD, path.c_str(), flags, 0, &info) == 0;
+  if (!is_there && errno == ENOENT) return false;
+  if (is_there && (info.stx_attributes_mask & STATX_ATTR_MOUNT_ROOT) != 0) {  // Linux 5.8
+    return (info.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0;
+  }
+  ASSIGN_OR_RETURN(const auto mounted, fs::FindMount(path));
+  return mounted.has_value();
+}
+
+}  // namespace
+
 absl::Status RemoveSandbox(const LauncherOptions& options, const std::string& directory) {
   const std::string id = directory.substr(directory.rfind('/') + 1);
   ASSIGN_OR_RETURN(const Cgroup group, Cgroup::Of("lamina/" + id));
-  RETURN_IF_ERROR(group.Remove());
+  RETURN_IF_ERROR(group.KillAll());
+  // The engine unmounts meanwhile.
+  std::future<absl::Status> group_removed =
+      std::async(std::launch::async, [&group] { return group.Remove(); });
   const std::string rootfs = directory + "/rootfs";
-  ASSIGN_OR_RETURN(const auto mounted, fs::FindMount(rootfs));
-  if (mounted.has_value()) {
+  ASSIGN_OR_RETURN(const bool is_mounted, IsMounted(rootfs));
+  if (is_mounted) {
     const absl::Status unmounted = EngineClient(options).Unmount(rootfs);
     // Of an engine that is gone.
     if (!unmounted.ok() && ::umount2(rootfs.c_str(), MNT_DETACH | UMOUNT_NOFOLLOW) != 0 &&
@@ -139,9 +160,10 @@ absl::Status RemoveSandbox(const LauncherOptions& options, const std::string& di
       return unmounted;
     }
   }
+  RETURN_IF_ERROR(group_removed.get());
   const std::string disk = directory + "/disk";
-  ASSIGN_OR_RETURN(const auto disk_mounted, fs::FindMount(disk));
-  if (disk_mounted.has_value() && ::umount2(disk.c_str(), UMOUNT_NOFOLLOW) != 0 &&
+  ASSIGN_OR_RETURN(const bool has_disk, IsMounted(disk));
+  if (has_disk && ::umount2(disk.c_str(), UMOUNT_NOFOLLOW) != 0 &&
       ::umount2(disk.c_str(), MNT_DETACH | UMOUNT_NOFOLLOW) != 0) {
     return ErrnoStatus(errno, "unmount " + disk);
   }

@@ -93,9 +93,7 @@ class BackendsBench:
                                    ("rm", time.monotonic() - done)):
                 phases[phase].append(seconds * 1000)
 
-        with concurrent.futures.ThreadPoolExecutor(1, initializer=hide_unified_cgroups) as thread:
-            times, of_crun = side_by_side(samples, 5, ours,
-                                          lambda: thread.submit(run, *crun).result())
+        times, of_crun = side_by_side(samples, 5, ours, lambda: in_other_thread(run_hidden, *crun))
         starts, crun_starts = side_by_side(samples, 5, lambda: run(self._node.lamina, "--version"),
                                            lambda: run("crun", "--version"))
         return [
@@ -149,6 +147,17 @@ def bubblewrap(tree: pathlib.Path) -> list[str]:
             "--unshare-uts", "--unshare-cgroup", "--hostname", "call", "--uid", "1000", "--gid", "1000",
             "--die-with-parent", "--new-session", "--ro-bind", str(tree), "/", "--proc", "/proc",
             "--dev", "/dev", "--tmpfs", "/tmp", "--chdir", "/", TRUE]
+
+
+def run_hidden(*command: str) -> None:
+    """Leaves the thread without a part of the control groups."""
+    hide_unified_cgroups()
+    run(*command)
+
+
+def in_other_thread(call: Callable[..., object], *arguments: str) -> None:
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        thread.submit(call, *arguments).result()
 
 
 def spawn(command: list[str]) -> None:

@@ -76,7 +76,7 @@ def command_lines() -> list[tuple[int, list[str]]]:
 
 def hide_unified_cgroups() -> None:
     """For this thread: crun refuses to start beside a version 2 of control groups that has controllers
-    (backends/crun.cc does the same)."""
+    (backends/crun.cc does the same, for each container: so do it in a new thread for each)."""
     if not (UNIFIED_CGROUPS / "cgroup.controllers").exists():
         return
     if libc.unshare(CLONE_NEWNS) != 0 or libc.mount(None, b"/", None, MS_REC_SLAVE, None) != 0:
@@ -85,8 +85,10 @@ def hide_unified_cgroups() -> None:
 
 
 def write_bundle(path: pathlib.Path, like: str, rootfs: pathlib.Path, command: list[str]) -> None:
-    """A bundle for crun with the configuration of a container of Lamina's, but for the agent."""
+    """A bundle for crun with the configuration of a container of Lamina's, but for the agent, and without
+    what Lamina kept of earlier containers (the compiled system call filter)."""
     config = json.loads(like)
+    config.pop("annotations", None)
     agent = config["process"]["args"][0]
     config["mounts"] = [mount for mount in config["mounts"] if mount["destination"] != agent]
     config["process"]["args"] = command

@@ -153,7 +153,9 @@ absl::StatusOr<json> Client::Call(const json& request, bool start_engine) {
     }
     absl::StatusOr<json> reply = ParseReply(*line);
     // After an unmount, or a mount that failed, the engine may have nothing left to do.
-    if (request["op"] == "unmount" || !reply.ok()) WaitForClose(socket->get());
+    const bool may_end =
+        !reply.ok() || (request["op"] == "unmount" && reply->value("stays", json()) != true);
+    if (may_end) WaitForClose(socket->get());
     return reply;
   }
   return Annotate(std::move(last), fmt::format("engine of {}", state_));

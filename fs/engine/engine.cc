@@ -477,6 +477,10 @@ absl::Status EngineImpl::UnmountParts(const MountRecord& record, bool detach,
 absl::Status EngineImpl::UnmountLower(const MountRecord& record) {
   if (!record.description.writable) return absl::OkStatus();
   const MountPaths paths(state_, record.description.id, record.writable_dir);
+  const bool is_erofs = record.description.transport == Transport::kErofs;
+  if (is_erofs && ::access(paths.lower.c_str(), F_OK) != 0 && errno == ENOENT) {
+    return absl::OkStatus();
+  }
   absl::Status status = mounter_->Unmount(paths.lower, /*detach=*/true);
   return absl::IsNotFound(status) ? absl::OkStatus() : status;
 }

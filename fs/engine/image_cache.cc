@@ -173,13 +173,17 @@ std::shared_ptr<void> ImageCache::Use(const ImageRecord& image) {
   const Digest manifest = image.manifest_digest;
   std::lock_guard lock(mutex_);
   Known& known = images_[manifest];
+  const bool is_same = known.record.image == image.image && known.record.layers == image.layers;
   const bool pinned = known.record.pinned;
   known.record = image;
   known.record.pinned = pinned;
   ++known.users;
-  if (absl::Status status = Save(known.record); !status.ok()) {
-    // On a full disk, for example. Until the next use the image's blobs are nobody's.
-    spdlog::warn("{}", std::string(status.message()));
+  // One that is written already needs no more than its time.
+  if (!is_same || ::utimensat(AT_FDCWD, PathOf(manifest).c_str(), nullptr, 0) != 0) {
+    if (absl::Status status = Save(known.record); !status.ok()) {
+      // On a full disk, for example. Until the next use the image's blobs are nobody's.
+      spdlog::warn("{}", std::string(status.message()));
+    }
   }
   return {&known, [this, manifest](Known* used) {
             std::lock_guard lock(mutex_);

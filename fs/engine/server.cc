@@ -89,7 +89,8 @@ absl::StatusOr<json> Execute(Engine& engine, const ServerOptions& options, const
   if (op == "unmount") {
     ASSIGN_OR_RETURN(const std::string target, StringField(request, "target"));
     RETURN_IF_ERROR(engine.Unmount(target));
-    return json::object();
+    // Whether who asked has to wait to see this process end.
+    return json{{"stays", !options.end_when_idle || engine.HasMounts()}};
   }
   if (op == "report") {
     std::optional<std::string> target;

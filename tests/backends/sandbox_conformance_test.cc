@@ -780,6 +780,39 @@ TEST_P(SandboxTest, WhoeverRemovesLeftoversIsNotInTheWayOfOthers) {
   sweeper.join();
 }
 
+// crun takes the filter that it compiled for the first one.
+TEST_P(SandboxTest, AFilterThatWasCompiledForOthersHolds) {
+  if (GetParam()->name() != "container") GTEST_SKIP();
+  const auto seen = [this] {
+    Sandbox& sandbox = Make();
+    // Namespaces of users need no capability.
+    const std::string text = Output(sandbox,
+                                    "grep Seccomp: /proc/self/status; "
+                                    "/bin/busybox unshare --user true 2>&1; echo $?");
+    EXPECT_THAT(text, HasSubstr("Seccomp:\t2"));
+    EXPECT_THAT(text, HasSubstr("Operation not permitted"));
+    const absl::StatusOr<std::string> config = ReadFileToString(
+        fmt::format("{}/{}/config.json", SandboxesDirectory(machine_->options()), sandbox.id()),
+        1 << 20);
+    EXPECT_EQ(config.status(), absl::OkStatus());
+    EXPECT_THAT(*config, HasSubstr("SCMP_ACT_ERRNO"));
+    const bool is_given = config->find("run.oci.seccomp_bpf_data") != std::string::npos;
+    return std::pair(is_given, text);
+  };
+  const auto first = seen();
+  const auto second = seen();
+  EXPECT_EQ(first.second, second.second);
+  const std::string directory = SandboxesDirectory(machine_->options());
+  if (!second.first) GTEST_SKIP() << "the runtime is not crun, or it keeps nothing";
+  // What is damaged is compiled again.
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    if (!entry.path().filename().string().starts_with(".filter-")) continue;
+    ASSERT_EQ(WriteFileAtomically(entry.path(), "no filter"), absl::OkStatus());
+  }
+  EXPECT_FALSE(seen().first);
+  EXPECT_TRUE(seen().first);
+}
+
 TEST_P(SandboxTest, NothingIsLeftOfManySandboxes) {
   const int count = Repetitions(can().own_kernel ? 2 : 5);
   for (int turn = 0; turn < count; ++turn) {

@@ -9,7 +9,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <functional>
+#include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "fs/engine/client.h"
 #include "tools/lamina/commands.h"
@@ -130,20 +133,29 @@ int main(int argc, char** argv) {
       "128 + n if it was ended by signal n (9 at a limit, which is said), 127 if it is not there,\n"
       "126 if it cannot be executed.");
   lamina::cli::Action run;
-  lamina::cli::AddConvert(app, run);
-  lamina::cli::AddMount(app, run);
-  lamina::cli::AddUmount(app, run);
-  lamina::cli::AddCommit(app, run);
-  lamina::cli::AddFork(app, run);
-  lamina::cli::AddRun(app, container_command, run);
-  lamina::cli::AddInspect(app, run);
-  lamina::cli::AddVerify(app, run);
-  lamina::cli::AddStats(app, run);
-  lamina::cli::AddServe(app, run);
-  lamina::cli::AddCache(app, run);
-  lamina::cli::AddPrefetch(app, run);
-  lamina::cli::AddSandbox(app, container_command, run);
-  lamina::cli::AddProfile(app, std::move(container_command), run);
+  // Every option of every command takes memory and time at each start.
+  const std::pair<std::string_view, std::function<void()>> commands[] = {
+      {"convert", [&] { lamina::cli::AddConvert(app, run); }},
+      {"mount", [&] { lamina::cli::AddMount(app, run); }},
+      {"umount", [&] { lamina::cli::AddUmount(app, run); }},
+      {"commit", [&] { lamina::cli::AddCommit(app, run); }},
+      {"fork", [&] { lamina::cli::AddFork(app, run); }},
+      {"run", [&] { lamina::cli::AddRun(app, container_command, run); }},
+      {"inspect", [&] { lamina::cli::AddInspect(app, run); }},
+      {"verify", [&] { lamina::cli::AddVerify(app, run); }},
+      {"stats", [&] { lamina::cli::AddStats(app, run); }},
+      {"serve", [&] { lamina::cli::AddServe(app, run); }},
+      {"cache", [&] { lamina::cli::AddCache(app, run); }},
+      {"prefetch", [&] { lamina::cli::AddPrefetch(app, run); }},
+      {"sandbox", [&] { lamina::cli::AddSandbox(app, container_command, run); }},
+      {"profile", [&] { lamina::cli::AddProfile(app, container_command, run); }},
+  };
+  const std::string_view asked = arguments.empty() ? "" : std::string_view(arguments[0]);
+  const bool is_known =
+      std::ranges::any_of(commands, [&](const auto& command) { return command.first == asked; });
+  for (const auto& [name, add] : commands) {
+    if (!is_known || name == asked) add();
+  }
 
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
   try {
