@@ -23,7 +23,10 @@ absl::Status Backend::Resume(const std::string&, const Record& record) const {
 
 bool Backend::Paused(const std::string&, const Record& record) const {
   const absl::StatusOr<Cgroup> group = Cgroup::Of(record.cgroup);
-  return group.ok() && group->Frozen() && !group->Processes().empty();
+  if (!group.ok() || !group->Frozen()) return false;
+  // A commit stops it for a moment only, for which it has the lock.
+  const absl::StatusOr<UniqueFd> lock = group->Lock();
+  return group->Frozen() && !group->Processes().empty();
 }
 
 absl::Status Backend::Save(const std::string&, const std::string&) const {

@@ -32,6 +32,7 @@ constexpr uint64_t kCpuPeriod = 100'000;  // microseconds
 constexpr const char* kControllers[] = {"memory", "cpu", "cpuacct", "pids", "freezer"};
 
 constexpr std::string_view kPrograms = "programs";  // in a group: see MakePrograms
+constexpr std::string_view kStarter = "starter";    // the same: see LimitPrograms
 
 bool Exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
 
@@ -182,8 +183,15 @@ absl::StatusOr<std::optional<Cgroup>> Cgroup::OfProcess(pid_t process) {
     if (second == std::string::npos) continue;
     const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
     if (controllers.find(version == 2 ? ",," : ",freezer,") == std::string::npos) continue;
-    const std::string name = line.substr(second + 1);
+    std::string name = line.substr(second + 1);
     if (name.size() < 2) return std::nullopt;
+    // A sandbox is one group, for whoever freezes and locks it.
+    for (const std::string_view part : {kPrograms, kStarter}) {
+      const std::string inside = fmt::format("/{}", part);
+      if (name.starts_with("/lamina/") && name.ends_with(inside)) {
+        name.erase(name.size() - inside.size());
+      }
+    }
     ASSIGN_OR_RETURN(Cgroup group, Of(name.substr(1)), "process {}", process);
     return group;
   }
@@ -272,7 +280,7 @@ absl::StatusOr<UniqueFd> Cgroup::MakePrograms() const {
 
 absl::Status Cgroup::LimitPrograms(pid_t starter, uint64_t processes) const {
   if (version_ == 2) {
-    const std::string own = File("", "starter");
+    const std::string own = File("", kStarter);
     if (::mkdir(own.c_str(), 0755) != 0 && errno != EEXIST) {
       return ErrnoStatus(errno, "make control group " + own);
     }

@@ -45,7 +45,7 @@ class Cgroup {
   // The same without making it or looking whether it is there.
   static absl::StatusOr<Cgroup> Of(const std::string& name);
   // The group that a process is in, as far as freezing goes; nothing if it is in none but the one of
-  // all processes. kNotFound if there is no such process.
+  // all processes. A sandbox's group for those in parts of it. kNotFound if there is no such process.
   static absl::StatusOr<std::optional<Cgroup>> OfProcess(pid_t process);
   const std::string& name() const { return name_; }
 

@@ -49,7 +49,7 @@ struct SandboxOptions {
   std::string working_directory;         // empty: the image's
   Network network = Network::kNone;
   std::chrono::milliseconds ttl{0};       // it ends after that; 0: never
-  std::chrono::milliseconds idle_ttl{0};  // after that without a program that runs
+  std::chrono::milliseconds idle_ttl{0};  // after that without a program or copy under way
   // Stateless backends: places that are kept ready, which is also how many calls run at a time.
   uint32_t warm = 2;
   // Containers: "crun" (also if empty) or "runc". Machines of QEMU: "kvm" or "tcg"; if it is empty, kvm
@@ -70,7 +70,7 @@ struct ExecRequest {
   std::string working_directory;         // empty: the sandbox's
   // A session, made by its first use. Commands in one run one at a time, each in a shell (/bin/sh of
   // the image), which starts with the working directory and the exported variables that the one
-  // before left.
+  // before left. Others than the first one's user have no part in it.
   std::string session;
 
   std::string stdin_text;  // or, if it is not -1:
@@ -179,9 +179,10 @@ class Sandbox {
   virtual SandboxState State() = 0;
 
   // Runs a program to its end. An error means that it is not known to have run: a bad request,
-  // kFailedPrecondition for a paused sandbox or a busy session, kNotFound for a dead one,
-  // kResourceExhausted for one that has no room for another program, kDeadlineExceeded for one that
-  // takes no requests.
+  // kFailedPrecondition for a paused sandbox or a busy session, kPermissionDenied for a session of
+  // another user, kNotFound for a sandbox that has ended, kResourceExhausted for one that has no room
+  // for another program, kDeadlineExceeded for one that takes no requests. A commit or snapshot that
+  // is made meanwhile holds it up, and no more.
   virtual absl::StatusOr<ExecResult> Exec(const ExecRequest& request) = 0;
   virtual absl::Status CloseSession(const std::string& name) = 0;
 

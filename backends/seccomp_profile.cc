@@ -69,7 +69,9 @@ constexpr const char* kAllowed[] = {
 };
 
 // Modules, mounts, namespaces, clocks, swap, keys, tracing of the kernel, other processes' memory
-// policy, files by handle, and io_uring, whose operations no filter sees.
+// policy, files by handle, and io_uring, whose operations no filter sees. And socketcall(2) of 32-bit
+// programs, which hides the address family: libseccomp would let all of its sockets through as soon as
+// socket(2) is allowed, with whatever arguments.
 constexpr const char* kDenied[] = {
     "_sysctl", "acct", "add_key", "bpf", "clock_settime", "create_module", "delete_module",
     "fanotify_init", "finit_module", "fsconfig", "fsmount", "fsopen", "fspick", "get_kernel_syms",
@@ -78,8 +80,8 @@ constexpr const char* kDenied[] = {
     "mount_setattr", "move_mount", "move_pages", "nfsservctl", "open_by_handle_at", "open_tree",
     "perf_event_open", "pivot_root", "process_madvise", "query_module", "quotactl", "quotactl_fd",
     "reboot", "request_key", "set_mempolicy_home_node", "setdomainname", "sethostname", "setns",
-    "settimeofday", "stime", "swapoff", "swapon", "sysfs", "syslog", "umount", "umount2",
-    "unshare", "uselib", "userfaultfd", "ustat", "vhangup", "vm86", "vm86old",
+    "settimeofday", "socketcall", "stime", "swapoff", "swapon", "sysfs", "syslog", "umount",
+    "umount2", "unshare", "uselib", "userfaultfd", "ustat", "vhangup", "vm86", "vm86old",
 };
 // clang-format on
 

@@ -178,6 +178,7 @@ int TakeIdentity(const ExecMessage& message, std::optional<uint64_t> capabilitie
     if (dropped != 0) return dropped;
   }
   if (::getuid() != 0 && message.uid == ::getuid()) return 0;
+  GivePipesTo(message.uid, message.gid);
   if (::setgroups(message.groups.size(), message.groups.data()) != 0 ||
       ::setresgid(message.gid, message.gid, message.gid) != 0 ||
       ::setresuid(message.uid, message.uid, message.uid) != 0) {

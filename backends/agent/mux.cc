@@ -348,8 +348,10 @@ void Mux::ServeConnections(const std::map<uint32_t, short>& ready) {
     const bool gone = side_ == Side::kHost && (events & (POLLHUP | POLLERR)) != 0;
     const bool done = !gone && WriteSocket(connection);
     if (!done) {
-      // While the stream must stay empty the other end hears of it later, when it is found again.
+      // While the stream must stay empty the other end hears of it later, when it is found again. Until
+      // then the socket is not looked at: it would be ready all the time.
       if (stopped_) {
+        connection.incoming.clear();
         ++it;
         continue;
       }

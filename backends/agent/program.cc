@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <linux/close_range.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -73,6 +74,16 @@ void SetCannotStart(const StartFailure& failure, EndedMessage& ended) {
 }
 
 int ExitCodeFor(int error) { return error == ENOENT || error == ENOTDIR ? 127 : 126; }
+
+void GivePipesTo(uid_t user, gid_t group) {
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO, kStateDescriptor}) {
+    struct stat info {};
+    // What closes at exec has the number by chance.
+    const int flags = ::fcntl(stream, F_GETFD);
+    if (flags < 0 || (flags & FD_CLOEXEC) != 0 || ::fstat(stream, &info) != 0) continue;
+    if (S_ISFIFO(info.st_mode)) std::ignore = ::fchown(stream, user, group);
+  }
+}
 
 uint64_t ProcessorTime(const rusage& usage) {
   return Microseconds(usage.ru_utime) + Microseconds(usage.ru_stime);

@@ -6,6 +6,7 @@
 #define LAMINA_BACKENDS_AGENT_PROGRAM_H_
 
 #include <sys/resource.h>
+#include <sys/types.h>
 
 #include <string>
 #include <vector>
@@ -25,6 +26,11 @@ void SetCannotStart(const StartFailure& failure, EndedMessage& ended);
 
 // As shells have it, for an errno: 127 if there is no such program, 126 if it cannot be executed.
 int ExitCodeFor(int error);
+
+// Between fork and exec: gives pipes that are streams of this process, or its state's descriptor, to the
+// user that it becomes, who can then open them by name as well (/dev/stdout). Before privileges are given
+// up; what fails fails then.
+void GivePipesTo(uid_t user, gid_t group);
 
 // User and system time, in microseconds.
 uint64_t ProcessorTime(const rusage& usage);

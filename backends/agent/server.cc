@@ -54,11 +54,12 @@ Server::Server(UniqueFd listener, Runner& runner, ServerOptions options)
 
 milliseconds Server::IdleFor() {
   const std::lock_guard lock(mutex_);
-  return running_ > 0 ? milliseconds(0) : Since(last_used_);
+  return in_use_ > 0 ? milliseconds(0) : Since(last_used_);
 }
 
-void Server::Used() {
+void Server::CountUse(int change) {
   const std::lock_guard lock(mutex_);
+  in_use_ += change;
   last_used_ = Clock::now();
 }
 
@@ -128,19 +129,15 @@ void Server::Handle(int connection) {
 absl::Status Server::Answer(int connection) {
   ASSIGN_OR_RETURN(const Frame frame, ReadFrame(connection));
   switch (frame.type) {
-    case FrameType::kExec: {
-      ASSIGN_OR_RETURN(ExecMessage message, DecodeExec(frame.content));
-      RETURN_IF_ERROR(null_.status());
-      ExecConnection exec(connection, runner_, null_->get());
-      // Who hears that a program has ended finds nothing of it any more: not its session busy, nor
-      // itself among those that run.
-      ASSIGN_OR_RETURN(const EndedMessage ended, Execute(exec, std::move(message)));
-      return exec.Finish(ended);
-    }
+    case FrameType::kExec:
     case FrameType::kPutTree:
-      return PutTree(connection, frame.content);
-    case FrameType::kGetTree:
-      return GetTree(connection, frame.content);
+    case FrameType::kGetTree: {
+      // Until the last byte has gone, however slowly the other side takes it.
+      CountUse(1);
+      absl::Status done = Work(connection, frame);
+      CountUse(-1);
+      return done;
+    }
     case FrameType::kInfo:
       return Info(connection);
     case FrameType::kCloseSession:
@@ -152,6 +149,18 @@ absl::Status Server::Answer(int connection) {
   }
 }
 
+absl::Status Server::Work(int connection, const Frame& request) {
+  if (request.type == FrameType::kPutTree) return PutTree(connection, request.content);
+  if (request.type == FrameType::kGetTree) return GetTree(connection, request.content);
+  ASSIGN_OR_RETURN(ExecMessage message, DecodeExec(request.content));
+  RETURN_IF_ERROR(null_.status());
+  ExecConnection exec(connection, runner_, null_->get());
+  // Who hears that a program has ended finds nothing of it any more: not its session busy, nor itself
+  // among those that run.
+  ASSIGN_OR_RETURN(const EndedMessage ended, Execute(exec, std::move(message)));
+  return exec.Finish(ended);
+}
+
 absl::StatusOr<EndedMessage> Server::Execute(ExecConnection& exec, ExecMessage message) {
   {
     const std::lock_guard lock(mutex_);
@@ -160,7 +169,6 @@ absl::StatusOr<EndedMessage> Server::Execute(ExecConnection& exec, ExecMessage m
   absl::StatusOr<EndedMessage> ended = ExecuteInSession(exec, std::move(message));
   const std::lock_guard lock(mutex_);
   --running_;
-  last_used_ = Clock::now();
   return ended;
 }
 
@@ -187,16 +195,13 @@ absl::Status Server::PutTree(int connection, std::string_view content) {
                                .owner = Owner{.uid = message.uid, .gid = message.gid}})
                       .status(),
                   "put {}", message.path);
-  Used();
   return WriteFrame(connection, FrameType::kDone, "");
 }
 
 absl::Status Server::GetTree(int connection, std::string_view content) {
   if (!options_.files) return absl::UnimplementedError("calls have files of their own only");
   ASSIGN_OR_RETURN(const TreeMessage message, DecodeTree(content));
-  RETURN_IF_ERROR(SendTree(connection, message.path).status(), "get {}", message.path);
-  Used();
-  return absl::OkStatus();
+  return Annotate(SendTree(connection, message.path).status(), fmt::format("get {}", message.path));
 }
 
 absl::Status Server::Info(int connection) {

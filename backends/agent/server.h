@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "backends/agent/exec_connection.h"
+#include "backends/agent/frame.h"
 #include "backends/agent/runner.h"
 #include "backends/agent/sessions.h"
 #include "chunkstore/base/file.h"
@@ -17,7 +18,7 @@ namespace lamina::agent {
 
 struct ServerOptions {
   std::chrono::milliseconds ttl{0};       // the server ends after that; 0: never
-  std::chrono::milliseconds idle_ttl{0};  // without a process that it runs; 0: never
+  std::chrono::milliseconds idle_ttl{0};  // without a process or a copy under way; 0: never
   // Only peers outside of this PID namespace: whoever got at the socket from inside is refused.
   bool only_outside_peers = false;
   bool sessions = true;
@@ -38,6 +39,7 @@ class Server {
 
   void Handle(int connection);
   absl::Status Answer(int connection);
+  absl::Status Work(int connection, const Frame& request);
   absl::StatusOr<EndedMessage> Execute(ExecConnection& exec, ExecMessage message);
   absl::StatusOr<EndedMessage> ExecuteInSession(ExecConnection& exec, ExecMessage message);
   absl::Status PutTree(int connection, std::string_view content);
@@ -45,7 +47,7 @@ class Server {
   absl::Status Info(int connection);
   bool AllowPeer(int connection) const;
   std::chrono::milliseconds IdleFor();
-  void Used();
+  void CountUse(int change);
 
   const UniqueFd listener_;
   Runner& runner_;
@@ -57,7 +59,8 @@ class Server {
   std::atomic<int> connections_ = 0;
 
   std::mutex mutex_;
-  int running_ = 0;
+  int running_ = 0;  // processes
+  int in_use_ = 0;   // connections that keep the server from being idle
   Clock::time_point last_used_ = Clock::now();
 };
 

@@ -7,8 +7,8 @@ namespace lamina::agent {
 namespace {
 
 // $1: what the shell before exported, as it printed it; $2: what to run; the rest: its arguments.
-// The state is text that only this shell's followers in the same sandbox evaluate, so a command that
-// writes nonsense to it harms itself alone. It travels in PWD where the session is.
+// The state is text that only this shell's followers in the same sandbox evaluate, of the same user, so a
+// command that writes nonsense to it harms itself alone. It travels in PWD where the session is.
 constexpr const char* kWrapper = R"sh(eval "$1"
 if [ -n "$1" ]; then cd -- "$PWD" || exit 125; fi
 __lamina_script=$2
@@ -30,7 +30,14 @@ absl::StatusOr<ExecMessage> Sessions::Begin(ExecMessage message) {
     return absl::ResourceExhaustedError(
         fmt::format("there are {} sessions: close one", kMaxSessions));
   }
-  Session& session = sessions_[message.session];
+  const auto [found, is_new] = sessions_.try_emplace(message.session, Session{.uid = message.uid});
+  Session& session = found->second;
+  // What one user wrote, another one's shell would evaluate.
+  if (session.uid != message.uid) {
+    return absl::PermissionDeniedError(
+        fmt::format("session '{}' is of user {}: user {} needs another one", message.session,
+                    session.uid, message.uid));
+  }
   if (session.busy) {
     return absl::FailedPreconditionError(
         fmt::format("session '{}' is busy: it runs one command at a time", message.session));

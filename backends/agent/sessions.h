@@ -25,7 +25,7 @@ class Sessions {
   static constexpr size_t kMaxSessions = 1024;
 
   // Turns a message into one for the shell that runs it in its session, which is busy until End.
-  // kFailedPrecondition if it is busy already.
+  // kFailedPrecondition if it is busy already, kPermissionDenied if another user began it.
   absl::StatusOr<ExecMessage> Begin(ExecMessage message);
   // `state`: what the shell wrote to kStateDescriptor; empty if it did not get to it, and then the
   // session is as before. So it is if that is too long: kResourceExhausted.
@@ -36,6 +36,7 @@ class Sessions {
 
  private:
   struct Session {
+    uint32_t uid = 0;  // of its commands
     bool busy = false;
     std::string state;
   };

@@ -122,6 +122,7 @@ int GiveUpPrivileges(const JailOptions& options) {
   const rlimit no_core{};
   ::setrlimit(RLIMIT_CORE, &no_core);
   const uid_t id = options.host_uid;
+  agent::GivePipesTo(id, id);
   if (::setgroups(0, nullptr) != 0 || ::setresgid(id, id, id) != 0 ||
       ::setresuid(id, id, id) != 0) {
     return errno;

@@ -153,7 +153,8 @@ absl::StatusOr<std::unique_ptr<agent::Run>> Pool::Start(const agent::ExecMessage
   for (int turn = 0; turn < 2; ++turn) {
     ASSIGN_OR_RETURN(const size_t slot, Take());
     const int socket = places_[slot].socket.get();
-    if (SendCall(socket, descriptors).ok()) {
+    // After the call before, it makes its next jail; the time of this one begins then.
+    if (ReceiveReport(socket).ok() && SendCall(socket, descriptors).ok()) {
       return std::make_unique<CallRun>(*this, slot, socket, std::move(result), message.cpu_ms);
     }
     ReturnEnded(slot);

@@ -87,11 +87,12 @@ class Slot {
 
   // Until the pool goes.
   void Serve() {
-    while (true) {
+    // Says that the jail is ready: a call's time does not begin before it can run.
+    while (SendReport(socket_, Report()).ok()) {
       auto packet = ReceivePacket(socket_);
-      if (!packet.ok()) return;
       // Orders for a call that had ended already.
-      if (packet->first.order != Order::kCall) continue;
+      while (packet.ok() && packet->first.order != Order::kCall) packet = ReceivePacket(socket_);
+      if (!packet.ok()) return;
       const std::optional<Report> report = Run(std::move(packet->second));
       if (!report.has_value() || !SendReport(socket_, *report).ok()) return;
       // What fails here fails the next call, which says why.

@@ -32,8 +32,9 @@ class SlotStarter {
   static absl::StatusOr<SlotStarter> Start(std::vector<SlotOptions> slots);
 
   // Starts the process of one of the slots, or another one in place of one that has ended. Its first
-  // jail is ready when this returns. Calls go to the socket, one at a time, and reports come back from
-  // it. It ends when the other end of the socket does. For one thread at a time.
+  // jail is ready when this returns. An empty report comes from the socket when a call may go to it, and
+  // then the call's; one at a time. It ends when the other end of the socket does. For one thread at a
+  // time.
   absl::StatusOr<UniqueFd> StartSlot(uint32_t slot);
 
  private:

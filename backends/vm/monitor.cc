@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <mutex>
 #include <optional>
@@ -119,6 +120,7 @@ class Monitor {
   std::mutex calls_;  // one at a time
   std::mutex mutex_;
   bool paused_ = false;
+  std::atomic<bool> goes_on_ = false;  // paused by a snapshot that will resume it
 };
 
 absl::Status Monitor::Start(Console& console) {
@@ -234,7 +236,9 @@ void Monitor::Serve(UniqueFd call) {
 absl::StatusOr<std::string> Monitor::Answer(const Frame& request) {
   const auto call = static_cast<MachineCall>(request.type);
   if (call == MachineCall::kState) {
-    return std::string(IsPaused() ? kMachinePaused : kMachineRunning);
+    // One that is stopped for a snapshot goes on by itself.
+    const bool paused = IsPaused() && !goes_on_;
+    return std::string(paused ? kMachinePaused : kMachineRunning);
   }
   const std::lock_guard lock(calls_);
   if (machine_ == nullptr) return absl::UnavailableError("the machine has ended");
@@ -263,13 +267,17 @@ absl::Status Monitor::SetPaused(bool paused) {
 
 absl::Status Monitor::Save(const std::string& directory) {
   const bool was_paused = IsPaused();
-  RETURN_IF_ERROR(SetPaused(true));
+  goes_on_ = !was_paused;
+  absl::Status paused = SetPaused(true);
+  if (!paused.ok()) goes_on_ = false;
+  RETURN_IF_ERROR(paused);
   absl::Status saved = machine_->SaveMemory(directory);
   const std::string disk = options_.directory + "/" + kMachineDisk;
   if (saved.ok() && ::access(disk.c_str(), F_OK) == 0) {
     saved = CopySparseFile(disk, directory + "/" + kMachineDisk);
   }
   if (!was_paused) saved.Update(SetPaused(false));
+  goes_on_ = false;
   return saved;
 }
 

@@ -59,6 +59,16 @@ class GroupFreezeTest : public ::testing::Test {
   std::vector<pid_t> children_;
 };
 
+TEST_F(GroupFreezeTest, ASandboxIsOneGroupWhateverPartsItHas) {
+  const pid_t outside = AddProcess();
+  for (const char* part : {"programs", "starter"}) {
+    const pid_t inside = AddProcess();
+    ASSERT_TRUE(Cgroup::Create(fmt::format("{}/{}", name_, part), {})->Add(inside).ok());
+    EXPECT_EQ((*Cgroup::OfProcess(inside))->name(), name_);
+  }
+  EXPECT_EQ((*Cgroup::OfProcess(outside))->name(), name_);
+}
+
 TEST_F(GroupFreezeTest, GroupsStandStillUntilTheEnd) {
   AddProcess();
   GroupFreeze freeze({*group_});

@@ -200,6 +200,27 @@ TEST_F(MuxTest, ConnectionsGoOnAfterAPause) {
   EXPECT_EQ(greetings_, 2) << "the clock is told";
 }
 
+TEST_F(MuxTest, ACallerWhoGoesDuringAPauseKeepsNobodyBusy) {
+  UniqueFd caller = Connect();
+  // More comes back than it takes.
+  std::thread writer([fd = caller.get()] { WriteAll(fd, std::string(5'000'000, 's')); });
+  ::usleep(100'000);
+  ASSERT_EQ((*host_)->Quiesce(seconds(10)), absl::OkStatus());
+  ::shutdown(caller.get(), SHUT_RDWR);
+  writer.join();
+  caller.Reset();
+  const auto used_ms = [] {
+    timespec time{};
+    ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+    return time.tv_sec * 1000 + time.tv_nsec / 1'000'000;
+  };
+  const int64_t before = used_ms();
+  ::usleep(1'000'000);
+  EXPECT_LT(used_ms() - before, 50);
+  (*host_)->Continue();
+  EXPECT_TRUE(EndedSoon(1));
+}
+
 TEST_F(MuxTest, AnotherHostBeginsAnewWhereTheStreamIsQuiet) {
   const UniqueFd left = Connect();
   ASSERT_TRUE(WriteAll(left.get(), std::string(1'000'000, 'x')) || true);
