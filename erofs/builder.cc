@@ -28,7 +28,7 @@ static_assert(kDeviceTableOffset % sizeof(DeviceSlot) == 0);
 constexpr uint64_t kDevicePadding = (2u << 20) / kBlockSize;
 
 // Of the chunk indexes of all files of an image.
-constexpr uint64_t kMaxIndexBytes = 512 << 20;
+constexpr uint64_t kMaxImageIndexBytes = 512 << 20;
 constexpr uint32_t kNotPlanned = 0xFFFFFFFF;
 
 // What is known of an inode before it is written.
@@ -178,9 +178,9 @@ absl::Status Builder::PlanInode(InodeIndex index) {
     ASSIGN_OR_RETURN(planned.chunks, PlanChunks(inode, options_.devices));
     // Files that are all hole but for a byte take next to nothing where they come from.
     index_bytes_ += planned.chunks.entries * sizeof(ChunkIndex);
-    if (index_bytes_ > kMaxIndexBytes) {
+    if (index_bytes_ > kMaxImageIndexBytes) {
       return absl::ResourceExhaustedError(fmt::format(
-          "large files with holes take more than {} bytes of chunk indexes", kMaxIndexBytes));
+          "large files with holes take more than {} bytes of chunk indexes", kMaxImageIndexBytes));
     }
   }
   ++mtime_uses_[{inode.mtime.seconds, inode.mtime.nanoseconds}];
