@@ -96,7 +96,10 @@ absl::Status ContainerBackend::Start(const StartRequest& request, Record& record
                                                         .bundle = request.directory,
                                                         .id = record.id,
                                                         .root = request.directory + "/runtime",
-                                                        .descriptors = std::move(descriptors)}));
+                                                        .descriptors = std::move(descriptors),
+                                                        .lock = request.lock}));
+  // Once more: of a group of version 1 that it joins crun takes the limit of memory away.
+  RETURN_IF_ERROR(Cgroup::Create(record.cgroup, limits).status());
   if (processes > 0) RETURN_IF_ERROR(group.LimitPrograms(record.first_process, processes));
   return absl::OkStatus();
 }
