@@ -25,6 +25,7 @@ struct StartRequest {
   std::string snapshot;
   std::string helpers;  // directory with the programs lamina-agent and lamina-fncall
   int listener = -1;    // listening socket
+  int lock = -1;        // on the directory: what starts the sandbox has it until it has done so
   uint32_t warm = 0;    // SandboxOptions::warm
 };
 
@@ -49,6 +50,7 @@ class Backend {
   // done with the control group and the directories that the launcher made.
   virtual absl::Status Pause(const std::string& directory, const Record& record) const;
   virtual absl::Status Resume(const std::string& directory, const Record& record) const;
+  // Waits for the end of a commit or snapshot that has stopped it.
   virtual bool Paused(const std::string& directory, const Record& record) const;
   // Backends with snapshots of memory: puts memory and disk, as they are at one moment, into the
   // directory `into`.

@@ -104,11 +104,14 @@ absl::Status ContainerBackend::Start(const StartRequest& request, Record& record
                                                         .bundle = request.directory,
                                                         .id = record.id,
                                                         .root = root,
-                                                        .descriptors = std::move(descriptors)}));
+                                                        .descriptors = std::move(descriptors),
+                                                        .lock = request.lock}));
   // If that fails the next one compiles it again.
   if (is_crun && compiled.empty()) {
     filter.Keep(fmt::format("{}/{}/seccomp.bpf", root, record.id)).IgnoreError();
   }
+  // Once more: of a group of version 1 that it joins crun takes the limit of memory away.
+  RETURN_IF_ERROR(Cgroup::Create(record.cgroup, limits).status());
   if (processes > 0) RETURN_IF_ERROR(group.LimitPrograms(record.first_process, processes));
   return absl::OkStatus();
 }

@@ -161,8 +161,15 @@ absl::StatusOr<pid_t> StartDetached(const DetachedContainer& container) {
     // Out of the way first: one may have the number that another one gets.
     constexpr int kOutOfTheWay = 64;
     for (int& descriptor : passed) descriptor = ::fcntl(descriptor, F_DUPFD_CLOEXEC, kOutOfTheWay);
+    // A runtime hands on to the container only what it is told to.
+    if (container.lock >= 0) ::fcntl(container.lock, F_DUPFD, kOutOfTheWay);
     int next = STDERR_FILENO + 1;
     for (const int descriptor : passed) ::dup2(descriptor, next++);
+    // Of the service that this is run in. A runtime would wait until the container tells the socket that
+    // it is ready, and hand on descriptors of that number.
+    for (const char* variable : {"NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"}) {
+      ::unsetenv(variable);
+    }
     sigset_t none;
     ::sigemptyset(&none);
     ExecCrun(none, std::move(words), runtime);

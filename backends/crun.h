@@ -28,6 +28,7 @@ struct DetachedContainer {
   std::string id;
   std::string root;  // where the runtime keeps what it knows of it; removed with the container
   std::vector<int> descriptors;  // become descriptors 3, 4, ... of the container's first process
+  int lock = -1;  // the runtime keeps it open, so that a lock on it lasts as long as it works
 };
 // Starts a container and returns when its first process runs, with its number. It has no standard
 // streams. Its control groups are made by the runtime; who removes them, after killing what is in

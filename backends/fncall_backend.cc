@@ -38,7 +38,7 @@ absl::Status FnCallBackend::Start(const StartRequest& request, Record& record) c
           fmt::format("--ttl-ms={}", record.ttl_ms),
           fmt::format("--idle-ttl-ms={}", record.idle_ttl_ms),
       },
-      {request.listener});
+      {request.listener}, request.lock);
 }
 
 }  // namespace

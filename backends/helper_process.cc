@@ -2,7 +2,9 @@
 #include "backends/helper_process.h"
 
 #include <fcntl.h>
+#include <linux/close_range.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -34,17 +36,19 @@ constexpr size_t kMaxReason = 16 << 10;
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) ::dup2(null, stream);
   int next = kFirstHelperDescriptor;
   for (const int descriptor : descriptors) ::dup2(descriptor, next++);
+  // What whoever called the launcher left open is not the helper's to keep.
+  ::syscall(SYS_close_range, next, ~0U, CLOSE_RANGE_CLOEXEC);
   std::ignore = ::chdir("/");
   ::execv(words[0], words.data());
   constexpr std::string_view kFailed = "cannot be executed";
-  std::ignore = ::write(next - 1, kFailed.data(), kFailed.size());
+  std::ignore = ::write(next - 2, kFailed.data(), kFailed.size());
   ::_exit(127);
 }
 
 }  // namespace
 
 absl::Status StartHelper(const std::vector<std::string>& arguments,
-                         const std::vector<int>& descriptors) {
+                         const std::vector<int>& descriptors, int lock) {
   std::vector<char*> words;
   for (const std::string& argument : arguments) {
     words.push_back(const_cast<char*>(argument.c_str()));
@@ -56,6 +60,7 @@ absl::Status StartHelper(const std::vector<std::string>& arguments,
   UniqueFd ready_there(ends[1]);
   std::vector<int> passed = descriptors;
   passed.push_back(ready_there.get());
+  passed.push_back(lock);
   const pid_t child = ::fork();
   if (child < 0) return ErrnoStatus(errno, "fork");
   if (child == 0) Detach(words, std::move(passed));

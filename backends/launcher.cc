@@ -233,6 +233,7 @@ absl::StatusOr<std::unique_ptr<Sandbox>> Launcher::Create(const Backend& backend
                                      : SnapshotsDirectory(options_) + "/" + options.snapshot,
                      .helpers = options_.helpers,
                      .listener = listener.get(),
+                     .lock = made.lock.get(),
                      .warm = options.warm},
                     record),
       "start {}", backend.name());

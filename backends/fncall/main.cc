@@ -27,6 +27,7 @@ constexpr uint64_t kOwnProcesses = 2;
 struct Options {
   int listen_fd = 3;
   int ready_fd = 4;
+  int lock_fd = 5;
   std::string rootfs;
   std::string cgroup;
   uint32_t warm = 2;
@@ -66,6 +67,7 @@ absl::Status Serve(const Options& options) {
                         .idle_ttl = std::chrono::milliseconds(options.idle_ttl_ms),
                         .sessions = false,
                         .files = false});
+  ::close(options.lock_fd);
   ::close(options.ready_fd);
   const absl::Status done = server.Serve();
   // Threads may be at work still; slots and their jails end with this process.
@@ -78,6 +80,7 @@ int Main(int argc, char** argv) {
                "lamina-fncall");
   app.add_option("--listen-fd", options.listen_fd, "Listening unix socket");
   app.add_option("--ready-fd", options.ready_fd, "Closed when calls can be made; gets the error");
+  app.add_option("--lock-fd", options.lock_fd, "Closed when calls can be made, before that");
   app.add_option("--rootfs", options.rootfs, "The mounted image")->required();
   app.add_option("--cgroup", options.cgroup, "Control group, below its root")->required();
   app.add_option("--warm", options.warm, "Calls at a time")->check(CLI::Range(1, 256));
@@ -89,7 +92,9 @@ int Main(int argc, char** argv) {
   app.add_option("--idle-ttl-ms", options.idle_ttl_ms, "End after that time without a call");
   CLI11_PARSE(app, argc, argv);
   ::signal(SIGPIPE, SIG_IGN);
-  for (const int fd : {options.listen_fd, options.ready_fd}) ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+  for (const int fd : {options.listen_fd, options.ready_fd, options.lock_fd}) {
+    ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+  }
   const absl::Status done = Serve(options);
   const std::string text(done.message());
   std::ignore = ::write(options.ready_fd, text.data(), text.size());

@@ -2,6 +2,7 @@
 #include "backends/vm/machine.h"
 
 #include <fcntl.h>
+#include <linux/close_range.h>
 #include <linux/fs.h>
 #include <signal.h>
 #include <sys/ioctl.h>
@@ -40,6 +41,7 @@ absl::StatusOr<ChildProcess> ChildProcess::Start(const std::vector<std::string>&
     ::dup2(output, STDERR_FILENO);
     int next = STDERR_FILENO + 1;
     for (const int descriptor : high) ::dup2(descriptor, next++);
+    ::syscall(SYS_close_range, next, ~0U, CLOSE_RANGE_CLOEXEC);
     ::execvp(words[0], words.data());
     ::dprintf(STDERR_FILENO, "start %s: %s\n", words[0], std::strerror(errno));
     ::_exit(127);

@@ -42,7 +42,7 @@ class Machine {
 class ChildProcess {
  public:
   // Starts a program found on PATH. `descriptors` become 3, 4, ...; `output` its standard output and
-  // error; it has no input.
+  // error; it has no input, and no other descriptors.
   static absl::StatusOr<ChildProcess> Start(const std::vector<std::string>& arguments,
                                             const std::vector<int>& descriptors, int output);
   ChildProcess() = default;

@@ -97,7 +97,7 @@ absl::Status StartMonitor(const StartRequest& request, const Record& record,
   arguments.insert(arguments.end(), monitor_options.begin(), monitor_options.end());
   arguments.emplace_back("--");
   arguments.insert(arguments.end(), command.begin(), command.end());
-  RETURN_IF_ERROR(StartHelper(arguments, {request.listener, control.get()}));
+  RETURN_IF_ERROR(StartHelper(arguments, {request.listener, control.get()}, request.lock));
   return Cgroup::Create(record.cgroup, {.cpu_millis = record.limits.cpu_millis}).status();
 }
 

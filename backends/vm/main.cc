@@ -19,6 +19,7 @@ namespace {
 constexpr int kAgentListener = 3;
 constexpr int kControlListener = 4;
 constexpr int kReady = 5;
+constexpr int kLock = 6;
 
 absl::StatusOr<std::unique_ptr<Machine>> StartFirecracker(const std::vector<std::string>& command,
                                                           const std::string& directory,
@@ -48,10 +49,11 @@ int Main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   ::signal(SIGPIPE, SIG_IGN);
   RaiseDescriptorLimit();
-  for (const int fd : {kAgentListener, kControlListener, kReady}) {
+  for (const int fd : {kAgentListener, kControlListener, kReady, kLock}) {
     ::fcntl(fd, F_SETFD, FD_CLOEXEC);
   }
   UniqueFd ready(kReady);
+  UniqueFd lock(kLock);
   std::ignore = ::chdir(directory.c_str());  // for names of files in it
   const absl::StatusOr<Cgroup> group = Cgroup::Of(cgroup);
   absl::Status status = group.ok() ? group->Add(::getpid()) : group.status();
@@ -68,7 +70,11 @@ int Main(int argc, char** argv) {
                                      ? StartQemuMachine(command, snapshot, output)
                                      : StartFirecracker(command, directory, firecracker, output);
                         },
-                    .ready = [&ready] { ready.Reset(); }});
+                    .ready =
+                        [&] {
+                          lock.Reset();
+                          ready.Reset();
+                        }});
   }
   // The machine has ended; threads that serve callers go with the process.
   const std::string text(status.message());

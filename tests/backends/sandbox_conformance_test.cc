@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "backends/agent/pseudo_file.h"
 #include "backends/agent_client.h"
 #include "backends/cgroup.h"
 #include "backends/launcher.h"
@@ -185,6 +187,20 @@ TEST_P(SandboxTest, OutOfMemoryIsToldFromKill) {
   EXPECT_EQ(result.Verdict(), "memory limit");
   EXPECT_EQ(Shell(sandbox, "kill -KILL $$").ending, ExecEnding::kSignalled);
   EXPECT_EQ(Output(sandbox, "echo still here"), "still here\n");
+}
+
+TEST_P(SandboxTest, SwapCountsAtTheLimitOfMemory) {
+  if (can().own_kernel || Cgroup::Version().value() != 1) return;
+  SandboxOptions options = Options();
+  options.limits.memory_bytes = 64 << 20;
+  const Sandbox& sandbox = Make(options);
+  const std::string group = fmt::format("/sys/fs/cgroup/memory/lamina/{}{}", sandbox.id(),
+                                        can().call_files ? "/slot0" : "");
+  for (const char* file : {"memory.limit_in_bytes", "memory.memsw.limit_in_bytes"}) {
+    const std::string path = fmt::format("{}/{}", group, file);
+    if (::access(path.c_str(), F_OK) != 0) continue;  // a machine that does not count swap
+    EXPECT_EQ(agent::ReadPseudoFile(path), fmt::format("{}\n", 64 << 20)) << file;
+  }
 }
 
 TEST_P(SandboxTest, FloodsOfOutputAreBounded) {
@@ -397,6 +413,10 @@ TEST_P(SandboxTest, SessionsKeepDirectoryAndEnvironment) {
                 .value()
                 .standard_output,
             "/etc\n");
+  const absl::Status others =
+      sandbox.Exec({.script = "pwd", .user = "app", .session = "b"}).status();
+  EXPECT_EQ(others.code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_THAT(std::string(others.message()), HasSubstr("is of user 0"));
   EXPECT_EQ(sandbox.CloseSession("a"), absl::OkStatus());
   EXPECT_EQ(in("a", "pwd").value().standard_output, "/\n");
   EXPECT_EQ(sandbox.CloseSession("c").code(), absl::StatusCode::kNotFound);
@@ -479,6 +499,20 @@ TEST_P(SandboxTest, UsersAreTheImages) {
   EXPECT_EQ(Output(sandbox, "stat -c %u:%g /home/app/mine"), "1234:1235\n");
 }
 
+TEST_P(SandboxTest, StreamsCanBeOpenedByName) {
+  Sandbox& sandbox = Make();
+  const ExecResult result =
+      Run(sandbox, {.script = "echo out > /dev/stdout; echo err > /dev/stderr; cat /dev/stdin",
+                    .user = can().root ? "app" : "",
+                    .session = can().sessions ? "named" : "",
+                    .stdin_text = "in\n"});
+  EXPECT_EQ(result.standard_output, "out\nin\n");
+  EXPECT_EQ(result.standard_error, "err\n");
+  if (can().sessions) {
+    EXPECT_EQ(sandbox.CloseSession("named"), absl::OkStatus());
+  }
+}
+
 TEST_P(SandboxTest, LimitsHold) {
   SandboxOptions options = Options();
   options.limits.processes = 20;
@@ -530,6 +564,34 @@ TEST_P(SandboxTest, ASlotThatIsKilledIsReplaced) {
   EXPECT_EQ(Shell(sandbox, "true").Verdict(), "accepted");
 }
 
+TEST_P(SandboxTest, ACallsTimeoutBeginsWhenItsJailIsThere) {
+  if (!can().call_files) return;
+  SandboxOptions options = Options();
+  options.warm = 1;
+  Sandbox& sandbox = Make(options);
+  const Cgroup group = Cgroup::Of("lamina/" + sandbox.id() + "/slot0").value();
+  // Of the slot and its jail the slot is the older one.
+  const pid_t slot = group.Processes().front();
+  // The slot makes its next jail after the call, and is held up at that.
+  ASSERT_EQ(::ptrace(PTRACE_SEIZE, slot, 0, PTRACE_O_TRACEFORK), 0);
+  std::thread before([&] { EXPECT_EQ(Shell(sandbox, "true").Verdict(), "accepted"); });
+  int status = 0;
+  while (::waitpid(slot, &status, __WALL) == slot && status >> 16 != PTRACE_EVENT_FORK) {
+    ::ptrace(PTRACE_CONT, slot, 0, WSTOPSIG(status));
+  }
+  before.join();
+  ExecResult late;
+  std::thread caller([&] { late = Run(sandbox, {.script = "true", .timeout = seconds(1)}); });
+  std::this_thread::sleep_for(seconds(2));
+  unsigned long jail = 0;
+  ASSERT_EQ(::ptrace(PTRACE_GETEVENTMSG, slot, 0, &jail), 0);
+  EXPECT_EQ(::waitpid(static_cast<pid_t>(jail), nullptr, __WALL), jail);
+  EXPECT_EQ(::ptrace(PTRACE_DETACH, jail, 0, 0), 0);
+  EXPECT_EQ(::ptrace(PTRACE_DETACH, slot, 0, 0), 0);
+  caller.join();
+  EXPECT_EQ(late.Verdict(), "accepted");
+}
+
 TEST_P(SandboxTest, MemoryThatNoProcessHasIsTheCallsAllTheSame) {
   if (!can().call_files) return;
   SandboxOptions options = Options();
@@ -577,6 +639,22 @@ TEST_P(SandboxTest, PauseStopsTheProcessor) {
   EXPECT_EQ(sandbox.State(), SandboxState::kRunning);
   EXPECT_EQ(Output(sandbox, "echo on"), "on\n");
   ASSERT_EQ(sandbox.Pause(), absl::OkStatus()) << "and a paused one can be stopped";
+}
+
+TEST_P(SandboxTest, ACommitsPauseHoldsProgramsUpAndFailsNone) {
+  if (!can().pause || can().own_kernel) return;
+  Sandbox& sandbox = Make();
+  const Cgroup group = Cgroup::Of("lamina/" + sandbox.id()).value();
+  absl::StatusOr<UniqueFd> lock = group.Lock();
+  ASSERT_EQ(lock.status(), absl::OkStatus());
+  ASSERT_EQ(group.Freeze(), absl::OkStatus());
+  std::thread commit([&] {
+    std::this_thread::sleep_for(milliseconds(300));
+    EXPECT_EQ(group.Thaw(), absl::OkStatus());
+    lock->Reset();
+  });
+  EXPECT_EQ(Output(sandbox, "echo here"), "here\n");
+  commit.join();
 }
 
 TEST_P(SandboxTest, SnapshotsStartOthers) {

@@ -227,6 +227,14 @@ def _(workspace):
         check_equal(process.wait(60), 5, "exit code")
 
 
+@test("run.ends-also-where-the-ends-of-children-are-ignored")
+def _(workspace):
+    result = workspace.lamina("run", busybox_image(workspace), f"--state={workspace.state}", "--",
+                              "sh", "-c", "echo up; exit 3", status=3, timeout=120,
+                              preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+    check_equal(result.stdout, "up\n", "output")
+
+
 @test("run.second-stop-signal-kills")
 def _(workspace):
     image = busybox_image(workspace)

@@ -2,8 +2,10 @@
 """lamina sandbox, and lamina run --backend: sandboxes that outlive the commands that use them."""
 
 import json
+import os
 import pathlib
 import signal
+import socket
 import subprocess
 import time
 
@@ -179,6 +181,21 @@ def _(workspace):
         before = wakes()
         time.sleep(3)
         check_equal(wakes(), before, "times that the agent's threads woke up")
+
+
+@test("sandbox.a-service-can-make-one")
+def _(workspace):
+    # What systemd gives a service of Type=notify, and one with sockets.
+    notify = workspace.path("notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(notify))
+        environment = os.environ | {"NOTIFY_SOCKET": str(notify), "LISTEN_FDS": "2",
+                                    "LISTEN_PID": "1"}
+        created = sandbox(workspace, "create", busybox_image(workspace), "--backend=container",
+                          env=environment, timeout=60)
+    box = created.stdout.strip()
+    check_equal(sandbox(workspace, "exec", box, "--", "echo", "up").stdout, "up\n", "output")
+    sandbox(workspace, "rm", box)
 
 
 @test("sandbox.calls-see-nothing-of-each-other")

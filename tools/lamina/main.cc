@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <signal.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 #include <stdlib.h>
@@ -116,6 +117,8 @@ std::string HelperDirectory() {
 
 int main(int argc, char** argv) {
   lamina::cli::OpenStandardStreams();
+  // Whoever starts this may ignore it, and then children could not be waited for.
+  ::signal(SIGCHLD, SIG_DFL);
   // Standard output is for results: what the libraries log goes to standard error.
   spdlog::set_default_logger(spdlog::stderr_logger_mt("lamina"));
   spdlog::set_pattern("lamina: %v");

@@ -192,6 +192,8 @@ absl::Status Run(const Options& options, std::vector<std::string> arguments) {
 }  // namespace lamina::daemon
 
 int main(int argc, char** argv) {
+  // Whoever starts this may ignore it, and then children could not be waited for.
+  ::signal(SIGCHLD, SIG_DFL);
   lamina::daemon::Options options;
   CLI::App app("The daemon of a node: serves image mounts, and keeps them when it is restarted.",
                "laminad");
