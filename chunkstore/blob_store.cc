@@ -109,8 +109,11 @@ class BlobStoreImpl : public BlobStore {
   void Shrink(uint64_t bytes) override { shared_.cache->Shrink(bytes); }
   absl::Status Remove(const Digest& key) override;
   void FetchPacked(std::shared_ptr<OriginObject> pack, std::vector<PackedFrame> frames,
-                   Priority priority, std::shared_ptr<ReadStats> stats, std::stop_token stop,
+                   Priority priority, std::optional<UseTime> since,
+                   std::shared_ptr<ReadStats> stats, std::stop_token stop,
                    std::function<void(absl::Status)> done) override;
+  int bulk_requests() const override { return shared_.pool->max_bulk(); }
+  UseTime Tick() override { return shared_.cache->Tick(); }
 
  private:
   // One for each blob, by its key, that is open or being opened.
@@ -201,10 +204,11 @@ absl::StatusOr<std::shared_ptr<Blob>> BlobStoreImpl::Attach(const LayerDescripto
 }
 
 void BlobStoreImpl::FetchPacked(std::shared_ptr<OriginObject> pack, std::vector<PackedFrame> frames,
-                                Priority priority, std::shared_ptr<ReadStats> stats,
-                                std::stop_token stop, std::function<void(absl::Status)> done) {
+                                Priority priority, std::optional<UseTime> since,
+                                std::shared_ptr<ReadStats> stats, std::stop_token stop,
+                                std::function<void(absl::Status)> done) {
   BulkFetch::Options options{.pack = std::move(pack),
-                             .since = shared_.cache->Tick(),
+                             .since = since.has_value() ? *since : Tick(),
                              .priority = priority,
                              .stats = std::move(stats),
                              .stop = std::move(stop),

@@ -33,6 +33,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stop_token>
 #include <string>
@@ -113,10 +114,11 @@ class Blob {
   // between them, are one. `priority` is kBulk or kIdle. Ends early when `stop` is requested. `done`
   // is called once, from a thread of the store, which it must not block, and gets the first error,
   // or kOk when all of the frames came, those that were under way as well; a reader that came to wait for one of the frames gets an error only if fetching the frame by
-  // itself fails as well. `stats` may be null.
+  // itself fails as well. Only what was not used since `since` is
+  // evicted for them, or since the call if there is none. `stats` may be null.
   virtual void FetchBulk(uint32_t first, uint32_t end, Priority priority,
-                         std::shared_ptr<ReadStats> stats, std::stop_token stop,
-                         std::function<void(absl::Status)> done) = 0;
+                         std::optional<UseTime> since, std::shared_ptr<ReadStats> stats,
+                         std::stop_token stop, std::function<void(absl::Status)> done) = 0;
 
   // Whether a frame is in the data file, verified or not.
   virtual bool Present(uint32_t frame) const = 0;
@@ -193,8 +195,13 @@ class BlobStore {
   // checked against its blob's frame table: what the pack has wrong is not taken, and comes from
   // the blob's origin if a reader waits for it.
   virtual void FetchPacked(std::shared_ptr<OriginObject> pack, std::vector<PackedFrame> frames,
-                           Priority priority, std::shared_ptr<ReadStats> stats,
-                           std::stop_token stop, std::function<void(absl::Status)> done) = 0;
+                           Priority priority, std::optional<UseTime> since,
+                           std::shared_ptr<ReadStats> stats, std::stop_token stop,
+                           std::function<void(absl::Status)> done) = 0;
+  // How many requests of those two run at the same time; others wait.
+  virtual int bulk_requests() const = 0;
+  // Lets the clock of uses go on, and returns the new time: a `since` for several requests.
+  virtual UseTime Tick() = 0;
 };
 
 }  // namespace lamina::chunkstore

@@ -291,9 +291,9 @@ absl::Status BulkFetch::CheckWanted(const Frame& frame) const {
 }
 
 void StoredBlob::FetchBulk(uint32_t first, uint32_t end, Priority priority,
-                           std::shared_ptr<ReadStats> stats, std::stop_token stop,
-                           std::function<void(absl::Status)> done) {
-  BulkFetch::Options options{.since = cache_->Tick(),
+                           std::optional<UseTime> since, std::shared_ptr<ReadStats> stats,
+                           std::stop_token stop, std::function<void(absl::Status)> done) {
+  BulkFetch::Options options{.since = since.has_value() ? *since : cache_->Tick(),
                              .priority = priority,
                              .stats = std::move(stats),
                              .stop = std::move(stop),

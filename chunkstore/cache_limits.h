@@ -7,6 +7,9 @@
 
 namespace lamina::chunkstore {
 
+// When a frame was last used, by a clock of the store's own (BlobStore::Tick).
+using UseTime = uint32_t;
+
 // How much a store may keep of its blobs' content, in bytes. Tables and metadata do not count.
 struct CacheLimits {
   uint64_t max_bytes = std::numeric_limits<uint64_t>::max();  // of content

@@ -66,6 +66,8 @@ class FetchPool {
   // Waits for the tasks that run and abandons the others, now and from now on. Not to be called
   // from a task.
   void Stop();
+  // Tasks of kBulk and kIdle that run at the same time.
+  int max_bulk() const { return static_cast<int>(max_bulk_); }
 
  private:
   using Queue = std::deque<std::shared_ptr<Task>>;

@@ -31,8 +31,7 @@ namespace lamina::chunkstore {
 
 // Blobs are named by LayerDescriptor::Key() here.
 //
-// When a frame was last used, as NodeCache::now() tells it.
-using UseTime = uint32_t;
+// Later than all that NodeCache::now() tells.
 inline constexpr UseTime kAnyTime = std::numeric_limits<UseTime>::max();
 
 // A blob as the cache sees it. Thread-safe.

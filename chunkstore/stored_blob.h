@@ -56,8 +56,9 @@ class StoredBlob : public Blob, public CachedBlob, public std::enable_shared_fro
              std::function<void(absl::Status)> done) override;
   void ShareChunks() override;
   absl::Status ReadThrough(uint64_t offset, std::span<std::byte> into, ReadStats& stats) override;
-  void FetchBulk(uint32_t first, uint32_t end, Priority priority, std::shared_ptr<ReadStats> stats,
-                 std::stop_token stop, std::function<void(absl::Status)> done) override;
+  void FetchBulk(uint32_t first, uint32_t end, Priority priority, std::optional<UseTime> since,
+                 std::shared_ptr<ReadStats> stats, std::stop_token stop,
+                 std::function<void(absl::Status)> done) override;
   bool Present(uint32_t frame) const override { return local_->present().Test(frame); }
   uint64_t present_frames() const override { return local_->present().count(); }
   uint64_t present_bytes() const override { return local_->present_bytes(); }

@@ -150,8 +150,10 @@ absl::Status PrefetchJobs::Fetch(Job& job, const std::stop_token& stop) {
   for (const std::shared_ptr<Blob>& blob : blobs) blob->ShareChunks();
   RETURN_IF_ERROR(GetMergedMetadata(metadata_, blobs).status());
   // What the profile names comes first, so that what is there when it is stopped is of use.
-  Prefetcher::Work work{
-      .blobs = blobs, .bytes_per_second = job.request.bytes_per_second, .stats = job.stats};
+  Prefetcher::Work work{.blobs = blobs,
+                        .bytes_per_second = job.request.bytes_per_second,
+                        .since = store_.Tick(),
+                        .stats = job.stats};
   const absl::Status planned = PlanFromProfile(image, work);
   if (job.request.profile_only) {
     RETURN_IF_ERROR(planned);

@@ -21,10 +21,11 @@ namespace {
 using chunkstore::Blob;
 using chunkstore::BlobStore;
 using chunkstore::Priority;
+using chunkstore::UseTime;
 using Clock = std::chrono::steady_clock;
 
-// Requests of one image at the same time. The store runs half as many of all images as it has
-// threads; the others wait there, and cost nothing.
+// Requests of one image at the same time, if the store does not run more of all images. Those that do
+// not run wait there, and cost nothing.
 constexpr int kInFlight = 4;
 // Requests are made smaller than kBulkWindow if it takes longer than this to be allowed one.
 constexpr std::chrono::milliseconds kRateInterval(250);
@@ -80,7 +81,8 @@ std::optional<FrameSpan> NextMissing(const Blob& blob, uint32_t index, uint32_t*
 
 class Prefetcher::Impl : public std::enable_shared_from_this<Impl> {
  public:
-  explicit Impl(BlobStore& store) : store_(store) {}
+  explicit Impl(BlobStore& store)
+      : store_(store), max_in_flight_(std::max(kInFlight, store.bulk_requests())) {}
 
   void StartThread() {
     thread_ = std::jthread([this](const std::stop_token& stop) { Loop(stop); });
@@ -136,7 +138,7 @@ class Prefetcher::Impl : public std::enable_shared_from_this<Impl> {
 
   // All below: with mutex_ held.
   uint64_t MayAsk(const Image& image) const;
-  static void TryAgainLater(Image& image, Clock::time_point now);
+  void TryAgainLater(Image& image, Clock::time_point now);
   void Advance(const ImagePtr& image, Clock::time_point now, std::vector<Request>* requests,
                Clock::time_point* wake);
   std::optional<Request> Next(const ImagePtr& image, Clock::time_point now, uint64_t* bytes,
@@ -147,9 +149,11 @@ class Prefetcher::Impl : public std::enable_shared_from_this<Impl> {
   std::optional<FrameSpan> NextStreamed(Image& image, uint64_t limit);
   static void Watch(Image& image);
   void LeaveAloneIfQuiet(const ImagePtr& image);
-  Request MakeRequest(const ImagePtr& image, const FrameSpan& span, Priority priority);
+  Request MakeRequest(const ImagePtr& image, const FrameSpan& span, Priority priority,
+                      std::optional<UseTime> since);
 
   BlobStore& store_;
+  const int max_in_flight_;
   std::mutex mutex_;
   std::condition_variable_any changed_;
   std::list<ImagePtr> images_;
@@ -172,6 +176,7 @@ class Prefetcher::Impl::TicketImpl : public Ticket {
 };
 
 std::unique_ptr<Prefetcher::Ticket> Prefetcher::Impl::Start(Work work, Plan plan) {
+  if (!work.since.has_value()) work.since = store_.Tick();
   const auto image = std::make_shared<Image>();
   auto ticket = std::make_unique<TicketImpl>(weak_from_this(), image);
   if (!plan) {
@@ -285,6 +290,7 @@ void Prefetcher::Impl::TryAgainLater(Image& image, Clock::time_point now) {
   image.pause = std::min(2 * image.pause, kLastPause);
   image.next_rest = 0;
   image.next_frame = 0;
+  image.work.since = store_.Tick();  // or a cache that others have filled since would stay full
   image.asked = 0;
   for (const std::shared_ptr<Blob>& blob : image.work.blobs) image.asked += blob->present_bytes();
 }
@@ -294,7 +300,7 @@ void Prefetcher::Impl::Advance(const ImagePtr& image, Clock::time_point now,
   Work& work = image->work;
   const bool is_fill = work.rest == Work::Rest::kWhenIdle;
   if (is_fill && !image->status.ok() && image->in_flight == 0) TryAgainLater(*image, now);
-  while (image->status.ok() && image->in_flight < kInFlight) {
+  while (image->status.ok() && image->in_flight < max_in_flight_) {
     if (now < image->allowed_at) {
       *wake = std::min(*wake, image->allowed_at);
       return;
@@ -341,6 +347,7 @@ std::optional<Prefetcher::Impl::Request> Prefetcher::Impl::Next(const ImagePtr& 
   if (image->packs_in_flight > 0) return std::nullopt;
 
   Priority priority = Priority::kBulk;
+  std::optional<UseTime> since = work.since;
   std::optional<FrameSpan> span;
   if (image->asked < MayAsk(*image)) {
     image->is_full = false;
@@ -366,14 +373,17 @@ std::optional<Prefetcher::Impl::Request> Prefetcher::Impl::Next(const ImagePtr& 
       image->watched_at = now;
       Watch(*image);
     }
-    if (!span && image->streaming) span = NextStreamed(*image, limit);
+    if (!span && image->streaming) {
+      span = NextStreamed(*image, limit);
+      since.reset();
+    }
     if (due && !span) LeaveAloneIfQuiet(image);
     if (!image->quiet) *wake = std::min(*wake, image->watched_at + kWatchInterval);
   }
   if (!span) return std::nullopt;
   const chunkstore::FrameTable& frames = work.blobs[span->blob]->frames();
   for (uint32_t i = span->first; i < span->end; ++i) *bytes += frames[i].length;
-  return MakeRequest(image, *span, priority);
+  return MakeRequest(image, *span, priority, since);
 }
 
 std::optional<Prefetcher::Impl::Request> Prefetcher::Impl::NextPacked(const ImagePtr& image,
@@ -394,8 +404,9 @@ std::optional<Prefetcher::Impl::Request> Prefetcher::Impl::NextPacked(const Imag
   }
   if (frames.empty()) return std::nullopt;
   ++image->packs_in_flight;
-  return [this, image, frames = std::move(frames), pack = work.pack.object, stats = work.stats] {
-    store_.FetchPacked(pack, frames, Priority::kBulk, stats, image->stop.get_token(),
+  return [this, image, frames = std::move(frames), pack = work.pack.object, since = work.since,
+          stats = work.stats] {
+    store_.FetchPacked(pack, frames, Priority::kBulk, since, stats, image->stop.get_token(),
                        [self = shared_from_this(), image](absl::Status status) {
                          // The plan brings what a pack lacks.
                          if (!status.ok() && !absl::IsCancelled(status)) {
@@ -485,10 +496,11 @@ void Prefetcher::Impl::Watch(Image& image) {
 }
 
 Prefetcher::Impl::Request Prefetcher::Impl::MakeRequest(const ImagePtr& image,
-                                                        const FrameSpan& span, Priority priority) {
-  return [this, image, span, priority, blob = image->work.blobs[span.blob],
+                                                        const FrameSpan& span, Priority priority,
+                                                        std::optional<UseTime> since) {
+  return [this, image, span, priority, since, blob = image->work.blobs[span.blob],
           stats = image->work.stats] {
-    blob->FetchBulk(span.first, span.end, priority, stats, image->stop.get_token(),
+    blob->FetchBulk(span.first, span.end, priority, since, stats, image->stop.get_token(),
                     [self = shared_from_this(), image](absl::Status status) {
                       self->Done(image, std::move(status), /*of_pack=*/false);
                     });

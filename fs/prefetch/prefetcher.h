@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <stop_token>
 #include <vector>
 
@@ -49,6 +50,9 @@ class Prefetcher {
     };
     Rest rest = Rest::kLeave;
     uint64_t bytes_per_second = 0;  // from the origin; 0: no limit
+    // Nothing that was used since then is evicted for it, so nothing that it has fetched either. None:
+    // since it is started. What is streamed for readers goes by the time of its own request.
+    std::optional<chunkstore::UseTime> since;
     // What it fetches is counted here; may be null.
     std::shared_ptr<chunkstore::ReadStats> stats;
     // Of the image's readers. If they fetch much of it, the rest is streamed ahead of them, as much

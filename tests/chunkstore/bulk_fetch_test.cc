@@ -33,7 +33,7 @@ class BulkFetchTest : public StoreTest {
   static absl::Status FetchBulk(Blob& blob, uint32_t first, uint32_t end,
                                 std::shared_ptr<ReadStats> stats = nullptr) {
     FetchResult result;
-    blob.FetchBulk(first, end, Priority::kBulk, std::move(stats), {}, result.Callback());
+    blob.FetchBulk(first, end, Priority::kBulk, {}, std::move(stats), {}, result.Callback());
     return result.Wait();
   }
   // Frames of blobs one behind the other, as an object of the layout.
@@ -68,7 +68,7 @@ class BulkFetchTest : public StoreTest {
   static absl::Status FetchPacked(BlobStore& store, const Pack& pack,
                                   std::shared_ptr<ReadStats> stats = nullptr) {
     FetchResult result;
-    store.FetchPacked(pack.object, pack.frames, Priority::kBulk, std::move(stats), {},
+    store.FetchPacked(pack.object, pack.frames, Priority::kBulk, {}, std::move(stats), {},
                       result.Callback());
     return result.Wait();
   }
@@ -136,7 +136,7 @@ TEST_F(BulkFetchTest, FramesAreReadyBeforeTheRequestEnds) {
   const auto attached = Attach(*store, blob, origin);
   origin->HoldStreamsAfter(2 << 20);
   FetchResult bulk;
-  attached->FetchBulk(0, 20, Priority::kBulk, nullptr, {}, bulk.Callback());
+  attached->FetchBulk(0, 20, Priority::kBulk, {}, nullptr, {}, bulk.Callback());
   origin->AwaitHeld(1);
   EXPECT_TRUE(ReadBlob(*attached, 2 * kFrameSize, kFrameSize).ok());
   FetchResult later;  // of what is about to come
@@ -158,10 +158,10 @@ TEST_F(BulkFetchTest, EndsWhenFramesOfOthersAreThereAsWell) {
   origin->HoldStreamsAfter(0);
   FetchResult first;
   std::stop_source stop;
-  attached->FetchBulk(0, 10, Priority::kBulk, nullptr, stop.get_token(), first.Callback());
+  attached->FetchBulk(0, 10, Priority::kBulk, {}, nullptr, stop.get_token(), first.Callback());
   origin->AwaitHeld(1);
   FetchResult second;
-  attached->FetchBulk(5, 10, Priority::kBulk, nullptr, {}, second.Callback());
+  attached->FetchBulk(5, 10, Priority::kBulk, {}, nullptr, {}, second.Callback());
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   EXPECT_FALSE(second.called());
   stop.request_stop();  // after one frame, with the others unfetched
@@ -179,12 +179,12 @@ TEST_F(BulkFetchTest, ReadersDoNotWaitForWhatAStreamBringsLater) {
   origin->HoldStreamsAfter(2 << 20);
   const auto stats = std::make_shared<ReadStats>();
   FetchResult bulk;
-  attached->FetchBulk(0, 31, Priority::kBulk, stats, {}, bulk.Callback());
+  attached->FetchBulk(0, 31, Priority::kBulk, {}, stats, {}, bulk.Callback());
   origin->AwaitHeld(1);
   EXPECT_TRUE(ReadBlob(*attached, 25 * kFrameSize, 1).ok());
   // Another request does not make two streams of one.
   FetchResult other;
-  attached->FetchBulk(0, 31, Priority::kBulk, nullptr, {}, other.Callback());
+  attached->FetchBulk(0, 31, Priority::kBulk, {}, nullptr, {}, other.Callback());
   EXPECT_THAT(origin->ranges(), SizeIs(2));
   EXPECT_FALSE(bulk.called());
   origin->Release();
@@ -203,9 +203,9 @@ TEST_F(BulkFetchTest, ReadersDoNotWaitForRequestsInTheQueue) {
   origin->HoldStreamsAfter(0);
   FetchResult first;
   FetchResult second;
-  attached->FetchBulk(0, 30, Priority::kBulk, nullptr, {}, first.Callback());
+  attached->FetchBulk(0, 30, Priority::kBulk, {}, nullptr, {}, first.Callback());
   origin->AwaitHeld(1);
-  attached->FetchBulk(30, 60, Priority::kBulk, nullptr, {}, second.Callback());
+  attached->FetchBulk(30, 60, Priority::kBulk, {}, nullptr, {}, second.Callback());
   EXPECT_TRUE(ReadBlob(*attached, 40 * kFrameSize, 1).ok());
   EXPECT_THAT(origin->ranges(), SizeIs(2));
   origin->Release();
@@ -222,7 +222,8 @@ TEST_F(BulkFetchTest, HalfOfTheThreadsAreLeftToOthers) {
   origin->HoldStreamsAfter(0);
   std::vector<FetchResult> results(4);
   for (uint32_t i = 0; i < 4; ++i) {
-    attached->FetchBulk(10 * i, 10 * i + 10, Priority::kBulk, nullptr, {}, results[i].Callback());
+    attached->FetchBulk(10 * i, 10 * i + 10, Priority::kBulk, {}, nullptr, {},
+                        results[i].Callback());
   }
   origin->AwaitHeld(2);
   for (uint32_t frame : {48, 44, 41}) {
@@ -243,9 +244,9 @@ TEST_F(BulkFetchTest, IdleRequestsWaitForForegroundOnes) {
   attached->Fetch(0, 1, Priority::kForeground, nullptr, reader.Callback());
   origin->AwaitHeld(1);
   FetchResult idle;
-  attached->FetchBulk(10, 20, Priority::kIdle, nullptr, {}, idle.Callback());
+  attached->FetchBulk(10, 20, Priority::kIdle, {}, nullptr, {}, idle.Callback());
   FetchResult bulk;
-  attached->FetchBulk(5, 10, Priority::kBulk, nullptr, {}, bulk.Callback());
+  attached->FetchBulk(5, 10, Priority::kBulk, {}, nullptr, {}, bulk.Callback());
   origin->AwaitHeld(2);
   EXPECT_THAT(origin->ranges(), SizeIs(2));
   origin->Release();
@@ -263,7 +264,7 @@ TEST_F(BulkFetchTest, StopEndsARequestInTheMiddleAndServesThoseWhoWait) {
   origin->HoldStreamsAfter(1 << 20);
   std::stop_source stop;
   FetchResult bulk;
-  attached->FetchBulk(0, 20, Priority::kBulk, nullptr, stop.get_token(), bulk.Callback());
+  attached->FetchBulk(0, 20, Priority::kBulk, {}, nullptr, stop.get_token(), bulk.Callback());
   origin->AwaitHeld(1);
   FetchResult reader;
   attached->Fetch(18 * kFrameSize, 1, Priority::kForeground, nullptr, reader.Callback());
@@ -282,7 +283,7 @@ TEST_F(BulkFetchTest, GoesNoFurtherWhenTheBlobIsNotUsedAnyMore) {
   auto attached = Attach(*store, blob, origin);
   origin->HoldStreamsAfter(1 << 20);
   FetchResult bulk;
-  attached->FetchBulk(0, 20, Priority::kBulk, nullptr, {}, bulk.Callback());
+  attached->FetchBulk(0, 20, Priority::kBulk, {}, nullptr, {}, bulk.Callback());
   origin->AwaitHeld(1);
   attached = nullptr;
   origin->Release();
@@ -344,7 +345,7 @@ TEST_F(BulkFetchTest, PackThatLiesIsRefusedFrameByFrame) {
                [&](std::string& content) { content[attached->frames()[0].length + 50] ^= 1; });
   origin->HoldStreamsAfter(0);
   FetchResult packed;
-  store->FetchPacked(pack.object, pack.frames, Priority::kBulk, nullptr, {}, packed.Callback());
+  store->FetchPacked(pack.object, pack.frames, Priority::kBulk, {}, nullptr, {}, packed.Callback());
   origin->AwaitHeld(1);
   FetchResult reader;  // of the frame that is wrong
   attached->Fetch(kFrameSize, 1, Priority::kForeground, nullptr, reader.Callback());
@@ -387,7 +388,7 @@ TEST_F(BulkFetchTest, BulkAndReadersTogetherGiveTheRightBytes) {
       });
     }
     for (uint32_t i = 0; i < results.size(); ++i) {
-      attached->FetchBulk(i * 7, i * 7 + 20, i % 2 == 0 ? Priority::kBulk : Priority::kIdle,
+      attached->FetchBulk(i * 7, i * 7 + 20, i % 2 == 0 ? Priority::kBulk : Priority::kIdle, {},
                           nullptr, {}, results[i].Callback());
     }
     for (FetchResult& result : results) EXPECT_TRUE(result.Wait().ok());

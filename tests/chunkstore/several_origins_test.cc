@@ -168,7 +168,7 @@ TEST_F(SeveralOriginsTest, WrongBytesInALargeRequestComeFromTheOther) {
   const auto attached = Attach(*store, NewBadOrigin());
   Attach(*store, NewOrigin());
   FetchResult result;
-  attached->FetchBulk(0, attached->frames().size(), Priority::kBulk, nullptr, {},
+  attached->FetchBulk(0, attached->frames().size(), Priority::kBulk, {}, nullptr, {},
                       result.Callback());
   const absl::Status status = result.Wait();
   EXPECT_TRUE(status.ok()) << status;
@@ -186,7 +186,7 @@ TEST_F(SeveralOriginsTest, ALargeRequestGoesOnWhereAnOriginBreaksOff) {
   good->ForgetRanges();
   bad->HoldStreamsAfter(1 << 20);
   FetchResult result;
-  attached->FetchBulk(0, attached->frames().size(), Priority::kBulk, nullptr, {},
+  attached->FetchBulk(0, attached->frames().size(), Priority::kBulk, {}, nullptr, {},
                       result.Callback());
   bad->AwaitHeld(1);
   bad->FailWith(absl::UnavailableError("gone"));

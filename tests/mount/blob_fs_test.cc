@@ -56,8 +56,9 @@ class FakeBlob final : public chunkstore::Blob {
     changed_.notify_all();
   }
   void ShareChunks() override {}
-  void FetchBulk(uint32_t, uint32_t, chunkstore::Priority, std::shared_ptr<ReadStats>,
-                 std::stop_token, std::function<void(absl::Status)> done) override {
+  void FetchBulk(uint32_t, uint32_t, chunkstore::Priority, std::optional<chunkstore::UseTime>,
+                 std::shared_ptr<ReadStats>, std::stop_token,
+                 std::function<void(absl::Status)> done) override {
     done(absl::OkStatus());
   }
   absl::Status ReadThrough(uint64_t, std::span<std::byte> into, ReadStats&) override {

@@ -165,6 +165,17 @@ TEST_F(PrefetcherTest, FillsNoMoreThanTheCacheHolds) {
   ASSERT_TRUE(Start({.plan = {{0, 0, 10}}, .stats = leave}).get().ok());
 }
 
+TEST_F(PrefetcherTest, WhatItHasFetchedIsNotEvictedForWhatComesLater) {
+  AddFrames(100);  // 25 MiB
+  Open(4, {.max_bytes = 10 << 20});
+  const auto stats = std::make_shared<ReadStats>();
+  // Requests of 4 MiB, one after the other.
+  EXPECT_TRUE(absl::IsResourceExhausted(
+      Start({.rest = Rest::kNow, .bytes_per_second = 16 << 20, .stats = stats}).get()));
+  EXPECT_GE(stats->fetched_frames, 32u);
+  EXPECT_EQ(blobs_[0]->present_frames(), stats->fetched_frames);
+}
+
 TEST_F(PrefetcherTest, ObeysTheRateLimit) {
   AddFrames(12);  // 3 MiB
   Open();
