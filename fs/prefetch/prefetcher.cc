@@ -138,7 +138,7 @@ class Prefetcher::Impl : public std::enable_shared_from_this<Impl> {
 
   // All below: with mutex_ held.
   uint64_t MayAsk(const Image& image) const;
-  static void TryAgainLater(Image& image, Clock::time_point now);
+  void TryAgainLater(Image& image, Clock::time_point now);
   void Advance(const ImagePtr& image, Clock::time_point now, std::vector<Request>* requests,
                Clock::time_point* wake);
   std::optional<Request> Next(const ImagePtr& image, Clock::time_point now, uint64_t* bytes,
