@@ -34,14 +34,29 @@ void HideHybridCgroup() {
   ::umount2(kUnifiedHierarchy, MNT_DETACH);
 }
 
+// The environment without what is for the service that this is run in: a runtime that detaches would
+// wait until the container tells the socket that it is ready, and hand on descriptors of those numbers.
+std::vector<char*> DetachedEnvironment() {
+  std::vector<char*> environment;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text(*variable);
+    const std::string_view name = text.substr(0, text.find('='));
+    const bool of_service = name == "NOTIFY_SOCKET" || name == "LISTEN_FDS" ||
+                            name == "LISTEN_PID" || name == "LISTEN_FDNAMES";
+    if (!of_service) environment.push_back(*variable);
+  }
+  environment.push_back(nullptr);
+  return environment;
+}
+
 // For a child process: becomes `RUNTIME ARGUMENTS...` with the signal mask `signals`.
 [[noreturn]] void ExecCrun(const sigset_t& signals, std::vector<const char*> arguments,
-                           const char* runtime = "crun") {
+                           const char* runtime = "crun", char** environment = environ) {
   ::sigprocmask(SIG_SETMASK, &signals, nullptr);
   HideHybridCgroup();
   arguments.insert(arguments.begin(), runtime);
   arguments.push_back(nullptr);
-  ::execvp(runtime, const_cast<char**>(arguments.data()));
+  ::execvpe(runtime, const_cast<char**>(arguments.data()), environment);
   const int error = errno;
   ::dprintf(STDERR_FILENO, "lamina: start %s: %s\n", runtime, std::strerror(error));
   ::_exit(error == ENOENT ? 127 : 126);
@@ -150,6 +165,7 @@ absl::StatusOr<pid_t> StartDetached(const DetachedContainer& container) {
   for (const std::string& argument : arguments) words.push_back(argument.c_str());
   const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
   std::vector<int> passed = container.descriptors;
+  std::vector<char*> environment = DetachedEnvironment();
   // Until it executes, the child is in this process' memory, which a copy would cost more than the rest
   // of its start; this process waits so long, and uses nothing that the child changes.
   const pid_t child = ::vfork();
@@ -165,14 +181,9 @@ absl::StatusOr<pid_t> StartDetached(const DetachedContainer& container) {
     if (container.lock >= 0) ::fcntl(container.lock, F_DUPFD, kOutOfTheWay);
     int next = STDERR_FILENO + 1;
     for (const int descriptor : passed) ::dup2(descriptor, next++);
-    // Of the service that this is run in. A runtime would wait until the container tells the socket that
-    // it is ready, and hand on descriptors of that number.
-    for (const char* variable : {"NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"}) {
-      ::unsetenv(variable);
-    }
     sigset_t none;
     ::sigemptyset(&none);
-    ExecCrun(none, std::move(words), runtime);
+    ExecCrun(none, std::move(words), runtime, environment.data());
   }
   int status = 0;
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
