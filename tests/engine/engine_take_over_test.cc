@@ -127,20 +127,11 @@ TEST_P(EngineTakeOverTest, MountsStayIfAServiceDoesNotStart) {
   MountRequest request = Request();
   request.writable = true;
   KillEngineAfter([&](Engine& engine) { return engine.Mount(request).ok(); });
-  ReceiveAll();
-  const pid_t child = ::fork();
-  if (child == 0) {
-    const ServerOptions options{
-        .engine = Options(),
-        .start_services = [this](Engine&) -> absl::StatusOr<std::shared_ptr<void>> {
-          std::ofstream(image_.mountpoint() + "/written") << "kept";
-          return absl::DataLossError("a damaged file");
-        }};
-    ::_exit(absl::IsDataLoss(RunServer(options)) ? 0 : 1);
-  }
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  const auto start_services = [this](Engine&) -> absl::StatusOr<std::shared_ptr<void>> {
+    std::ofstream(image_.mountpoint() + "/written") << "kept";
+    return absl::DataLossError("a damaged file");
+  };
+  EXPECT_TRUE(absl::IsDataLoss(RunServer({.engine = Options(), .start_services = start_services})));
   ASSERT_TRUE(IsMounted());
   const std::unique_ptr<Engine> engine = Open();
   EXPECT_EQ(Slurp(image_.mountpoint() + "/data.bin"), image_.data());
