@@ -122,7 +122,7 @@ TEST_F(BulkFetchTest, AStreamThatHasStalledKeepsNobodyWaiting) {
   const auto attached = Attach(*store, blob, origin);
   origin->HoldStreamsAfter(2 << 20);  // in the middle of a frame
   FetchResult bulk;
-  attached->FetchBulk(0, 20, Priority::kBulk, nullptr, {}, bulk.Callback());
+  attached->FetchBulk(0, 20, Priority::kBulk, {}, nullptr, {}, bulk.Callback());
   origin->AwaitHeld(1);
   std::vector<FetchResult> waiting(4);  // since before it is known that the stream has stalled
   for (uint32_t i = 0; i < 4; ++i) {

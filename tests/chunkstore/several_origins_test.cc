@@ -127,7 +127,7 @@ TEST_F(SeveralOriginsTest, AnOriginThatHangsHoldsUpReadsOfNothingElse) {
   FetchResult read;
   FetchResult bulk;
   good->Fetch(0, kFrameSize, Priority::kForeground, nullptr, read.Callback());
-  good->FetchBulk(1, 4, Priority::kBulk, nullptr, {}, bulk.Callback());
+  good->FetchBulk(1, 4, Priority::kBulk, {}, nullptr, {}, bulk.Callback());
   for (int i = 0; i < 1000 && !(read.called() && bulk.called()); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
@@ -204,7 +204,7 @@ TEST_F(SeveralOriginsTest, AnObjectThatWasRepairedIsReadByWhoHadItOpen) {
     std::filesystem::rename(path + ".new", path);
     if (bulk) {
       FetchResult result;
-      attached->FetchBulk(0, attached->frames().size(), Priority::kBulk, nullptr, {},
+      attached->FetchBulk(0, attached->frames().size(), Priority::kBulk, {}, nullptr, {},
                           result.Callback());
       EXPECT_TRUE(result.Wait().ok());
     }
