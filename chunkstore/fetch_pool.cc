@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <system_error>
 #include <utility>
 
 namespace lamina::chunkstore {
@@ -176,7 +177,12 @@ void FetchPool::Watch() {
     watch_.wait(lock, [this] { return stopped_ || HasUnserved() || !ended_.empty(); });
     watch_.wait_for(lock, kWatchInterval, [this] { return stopped_; });
     JoinEndedSpares();
-    if (!stopped_ && NeedsSpare()) spares_.emplace_back([this] { Work(/*is_spare=*/true); });
+    if (stopped_ || !NeedsSpare()) continue;
+    try {
+      spares_.emplace_back([this] { Work(/*is_spare=*/true); });
+    } catch (const std::system_error&) {
+      // Too many threads: they wait for those that are there, or for the next look.
+    }
   }
 }
 

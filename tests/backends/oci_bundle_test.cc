@@ -117,13 +117,13 @@ TEST_F(OciBundleTest, WhatHasANulIsRefused) {
   };
   BundleOptions options = Options();
   options.command = {"sh", "-c", "rm -rf /data\0/tmp"s};
-  EXPECT_THAT(message(options), HasSubstr("argument \"rm -rf /data\\000/tmp\" has a NUL"));
+  EXPECT_THAT(message(options), HasSubstr("argument \"rm -rf /data\\x00/tmp\" has a NUL"));
   options = Options();
   options.config.environment = {"A=b\0c"s};
-  EXPECT_THAT(message(options), HasSubstr("variable \"A=b\\000c\" has a NUL"));
+  EXPECT_THAT(message(options), HasSubstr("variable \"A=b\\x00\\x63\" has a NUL"));
   options = Options();
   options.config.working_directory = "/a\0b"s;
-  EXPECT_THAT(message(options), HasSubstr("working directory \"/a\\000b\" has a NUL"));
+  EXPECT_THAT(message(options), HasSubstr("working directory \"/a\\x00\\x62\" has a NUL"));
 }
 
 TEST_F(OciBundleTest, TheImagesTermIsKept) {
