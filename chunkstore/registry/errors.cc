@@ -57,6 +57,9 @@ absl::Status ErrorOf(const http::Response& response) {
   std::string text = fmt::format("HTTP status {}", response.status);
   const absl::StatusOr<std::string> messages = Messages(response.body);
   if (messages.ok() && !messages->empty()) text += ": " + Printable(*messages);
+  const std::string pause = response.Header("retry-after");
+  if (!pause.empty())
+    text += fmt::format(", asked for a pause (Retry-After: {})", Printable(pause));
   return absl::Status(CodeOf(response.status), text);
 }
 
