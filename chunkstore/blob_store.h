@@ -113,9 +113,10 @@ class Blob {
   // when it begins, with requests as large as kBulkWindow: neighbours, and frames with little
   // between them, are one. `priority` is kBulk or kIdle. Ends early when `stop` is requested. `done`
   // is called once, from a thread of the store, which it must not block, and gets the first error,
-  // or kOk when all of the frames came, those that were under way as well; a reader that came to wait for one of the frames gets an error only if fetching the frame by
-  // itself fails as well. Only what was not used since `since` is
-  // evicted for them, or since the call if there is none. `stats` may be null.
+  // or kOk when all of the frames came, those that were under way as well; a reader that came to
+  // wait for one of the frames gets an error only if fetching the frame by itself fails as well. Only
+  // what was not used since `since` is evicted for them, or since the call if there is none. `stats`
+  // may be null.
   virtual void FetchBulk(uint32_t first, uint32_t end, Priority priority,
                          std::optional<UseTime> since, std::shared_ptr<ReadStats> stats,
                          std::stop_token stop, std::function<void(absl::Status)> done) = 0;

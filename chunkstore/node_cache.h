@@ -98,9 +98,9 @@ class NodeCache {
   // returns when it was last used; its bytes are then counted with Add(), until Closed() takes them
   // over.
   UseTime Opened(const Digest& key, std::weak_ptr<CachedBlob> blob);
+  void Closed(const Digest& key, uint64_t present_bytes, UseTime used);
   // A user has come: limits are kept from now on, if they were not (CacheLimits::once_attached).
   void Attached() { keeps_limits_.store(true, std::memory_order_relaxed); }
-  void Closed(const Digest& key, uint64_t present_bytes, UseTime used);
   void Add(uint64_t bytes) { used_.fetch_add(bytes); }
   void Subtract(uint64_t bytes) { used_.fetch_sub(bytes); }
 
