@@ -14,12 +14,12 @@
 
 namespace lamina::backends {
 
-// Runs the bundle as container `id` with this process' standard streams and returns its exit code, 128
-// + n if it was ended by signal n, 1 if crun fails, which it then says on standard error. Signals that arrive meanwhile are
-// passed on to the container, but for those that concern this process alone (faults, job control);
-// the second SIGTERM or SIGINT kills it. `lock` is a descriptor that crun keeps open, so that a lock
-// on it lasts as long as the container even if this process is killed. The container is deleted
-// before this returns. kNotFound if there is no crun.
+// Runs the bundle as container `id` with this process' standard streams and returns its exit code,
+// 128 + n if it was ended by signal n, 1 if crun fails, which it then says on standard error. Signals
+// that arrive meanwhile are passed on to the container, but for those that concern this process alone
+// (faults, job control); the second SIGTERM or SIGINT kills it. `lock` is a descriptor that crun
+// keeps open, so that a lock on it lasts as long as the container even if this process is killed. The
+// container is deleted before this returns. kNotFound if there is no crun.
 absl::StatusOr<int> RunWithCrun(const std::string& bundle, const std::string& id, int lock);
 
 struct DetachedContainer {

@@ -58,8 +58,7 @@ absl::Status ErrorOf(const http::Response& response) {
   const absl::StatusOr<std::string> messages = Messages(response.body);
   if (messages.ok() && !messages->empty()) text += ": " + Printable(*messages);
   const std::string pause = response.Header("retry-after");
-  if (!pause.empty())
-    text += fmt::format(", asked for a pause (Retry-After: {})", Printable(pause));
+  if (!pause.empty()) text += ", asked for a pause (Retry-After: " + Printable(pause) + ")";
   return absl::Status(CodeOf(response.status), text);
 }
 

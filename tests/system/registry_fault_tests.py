@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Registries that want tokens, redirect, are slow, fail, cut and lie: right bytes or a clear error."""
 
+import contextlib
 import itertools
 import json
 import re
@@ -767,17 +768,24 @@ http {{
 """
 
 
+@contextlib.contextmanager
+def nginx_before(workspace, server, authority):
+    """Serves a registry by HTTP/2; gives the port."""
+    port = free_port()
+    config = workspace.path("nginx.conf")
+    config.write_text(NGINX.format(root=workspace.root, port=port, authority=authority,
+                                   upstream=server.port), encoding="ascii")
+    with process(["nginx", "-c", config], port, workspace.path("nginx.out")):
+        yield port
+
+
 @test("registry.http2-and-rate-limit-behind-nginx")
 def _(workspace):
     """One connection for all, and more requests than the server allows are asked again."""
     need_root()
     authority = Authority(workspace.root)
-    port = free_port()
     with filled_registry(workspace) as server:
-        config = workspace.path("nginx.conf")
-        config.write_text(NGINX.format(root=workspace.root, port=port, authority=authority,
-                                       upstream=server.port), encoding="ascii")
-        with process(["nginx", "-c", config], port, workspace.path("nginx.out")):
+        with nginx_before(workspace, server, authority) as port:
             image = f"docker://localhost:{port}/app"
             check_reads(workspace, image, f"--ca-file={authority.ca}")
             workspace.lamina("convert", source_layout(workspace, LARGE, name="large"),
@@ -798,13 +806,8 @@ def _(workspace):
     """A connection with many streams over which nothing comes any more, and that stays open."""
     need_root()
     authority = Authority(workspace.root)
-    port = free_port()
     with filled_registry(workspace) as server:
-        config = workspace.path("nginx.conf")
-        config.write_text(NGINX.format(root=workspace.root, port=port, authority=authority,
-                                       upstream=server.port), encoding="ascii")
-        with process(["nginx", "-c", config], port, workspace.path("nginx.out")), \
-                Relay(port) as relay:
+        with nginx_before(workspace, server, authority) as port, Relay(port) as relay:
             image = f"docker://localhost:{relay.port}/app"
             with workspace.mounted(image, f"--ca-file={authority.ca}",
                                    "--no-prefetch") as mounted:
