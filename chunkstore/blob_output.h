@@ -12,7 +12,7 @@
 
 namespace lamina::chunkstore {
 
-// Used by one thread. An output that goes without Finish leaves nothing that could be taken for a
+// Used by one thread at a time. An output that goes without Finish leaves nothing that could be taken for a
 // whole object.
 class BlobOutput {
  public:

@@ -62,9 +62,9 @@ FramePipeline::FramePipeline(size_t slots, Sink sink) : sink_(std::move(sink)), 
 
 absl::StatusOr<std::unique_ptr<FramePipeline>> FramePipeline::Create(int level, int jobs,
                                                                      Sink sink) {
-  // Two for each thread keep it busy, the others are for the frame that is being filled and for
-  // those that are done but wait for an older one.
-  const size_t slots = 2 * static_cast<size_t>(jobs) + 4;
+  // Two for each thread keep it busy; the others are for those that are done but wait for an older one,
+  // and for the times when small files keep the thread that submits: they come in runs.
+  const size_t slots = 2 * static_cast<size_t>(jobs) + 16;
   std::unique_ptr<FramePipeline> pipeline(new FramePipeline(slots, std::move(sink)));
   for (int i = 0; i < jobs; ++i) {
     ASSIGN_OR_RETURN(std::unique_ptr<Worker> worker, Worker::Create(level));
@@ -74,9 +74,10 @@ absl::StatusOr<std::unique_ptr<FramePipeline>> FramePipeline::Create(int level, 
     for (const auto& worker : pipeline->workers_) {
       pipeline->threads_.emplace_back(&FramePipeline::Work, pipeline.get(), std::ref(*worker));
     }
+    pipeline->threads_.emplace_back(&FramePipeline::Deliver, pipeline.get());
   } catch (const std::system_error& error) {
     return absl::ResourceExhaustedError(
-        fmt::format("start {} compression threads: {}", jobs, error.what()));
+        fmt::format("start {} compression threads and one that writes: {}", jobs, error.what()));
   }
   return pipeline;
 }
@@ -87,6 +88,7 @@ FramePipeline::~FramePipeline() {
     stop_ = true;
   }
   work_available_.notify_all();
+  work_done_.notify_one();
   for (std::thread& thread : threads_) thread.join();
 }
 
@@ -114,22 +116,34 @@ absl::Status FramePipeline::Submit(uint32_t length) {
     ++submitted_;
   }
   work_available_.notify_one();
-  return Deliver(slots_.size() - 1);
+  return WaitForRoom(slots_.size() - 1);
 }
 
-absl::Status FramePipeline::Deliver(uint64_t limit) {
-  while (delivered_ < submitted_) {
+void FramePipeline::Deliver() {
+  std::unique_lock lock(mutex_);
+  while (true) {
     Slot& oldest = slot(delivered_);
-    {
-      std::unique_lock lock(mutex_);
-      if (!oldest.done && submitted_ - delivered_ <= limit) break;
-      work_done_.wait(lock, [&] { return oldest.done; });
+    work_done_.wait(lock, [&] { return stop_ || (delivered_ < submitted_ && oldest.done); });
+    if (stop_) return;
+    lock.unlock();
+    absl::Status status =
+        oldest.status.ok() ? sink_(oldest.frame)
+                           : Annotate(oldest.status, fmt::format("compress frame {}", delivered_));
+    lock.lock();
+    if (status.ok()) {
+      ++delivered_;
+    } else {
+      error_ = std::move(status);
     }
-    ++delivered_;
-    RETURN_IF_ERROR(oldest.status, "compress frame {}", delivered_ - 1);
-    RETURN_IF_ERROR(sink_(oldest.frame));
+    work_delivered_.notify_one();
+    if (!error_.ok()) return;
   }
-  return absl::OkStatus();
+}
+
+absl::Status FramePipeline::WaitForRoom(uint64_t limit) {
+  std::unique_lock lock(mutex_);
+  work_delivered_.wait(lock, [&] { return !error_.ok() || submitted_ - delivered_ <= limit; });
+  return error_;
 }
 
 }  // namespace lamina::chunkstore

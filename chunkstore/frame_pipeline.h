@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Compresses frames on several threads and gives them back in the order they came.
+// Compresses frames on several threads, and gives them back in the order they came on one more.
 #ifndef LAMINA_CHUNKSTORE_FRAME_PIPELINE_H_
 #define LAMINA_CHUNKSTORE_FRAME_PIPELINE_H_
 
@@ -30,8 +30,9 @@ struct CompressedFrame {
 // of them are in work.
 class FramePipeline {
  public:
-  // Takes the frames in order, on the thread that calls Submit or Flush. The frame's bytes are
-  // valid until it returns; its error is returned by that Submit or Flush.
+  // Takes the frames in order, on a thread of the pipeline. The frame's bytes are valid until it
+  // returns. After an error it is not called again; some later Submit, or Flush, returns the error.
+  // What it wrote may be read by whoever called Flush.
   using Sink = std::function<absl::Status(const CompressedFrame&)>;
 
   // `level` is one that zstd knows, `jobs` the number of threads, at least 1.
@@ -46,11 +47,11 @@ class FramePipeline {
   // The first `length` bytes of buffer() are a frame. After an error nothing more may be submitted.
   absl::Status Submit(uint32_t length);
   // Returns when the sink has all frames.
-  absl::Status Flush() { return Deliver(0); }
+  absl::Status Flush() { return WaitForRoom(0); }
 
  private:
   // A frame on its way. Owned by the submitting thread until it is submitted and again once it is
-  // done, by a worker in between.
+  // delivered; in between by a worker, and by the delivering thread once it is done.
   struct Slot {
     std::vector<std::byte> input;
     std::vector<std::byte> output;
@@ -63,8 +64,9 @@ class FramePipeline {
   FramePipeline(size_t slots, Sink sink);
   Slot& slot(uint64_t number) { return slots_[number % slots_.size()]; }
   void Work(Worker& worker);
-  // Gives finished frames to the sink; waits for the oldest as long as more than `limit` are left.
-  absl::Status Deliver(uint64_t limit);
+  void Deliver();
+  // Waits until at most `limit` frames are not delivered.
+  absl::Status WaitForRoom(uint64_t limit);
 
   const Sink sink_;
   std::vector<Slot> slots_;  // a ring: frame n is in slots_[n % size]
@@ -74,12 +76,15 @@ class FramePipeline {
   std::mutex mutex_;
   std::condition_variable work_available_;
   std::condition_variable work_done_;
-  // Numbers of frames so far. delivered_ <= taken_ <= submitted_ < delivered_ + slots_.size()
-  // between calls: one slot is always free to be filled.
-  uint64_t submitted_ = 0;  // written under mutex_ by the submitting thread
-  uint64_t taken_ = 0;      // guarded by mutex_
-  uint64_t delivered_ = 0;  // of the submitting thread
-  bool stop_ = false;       // guarded by mutex_
+  std::condition_variable work_delivered_;
+  // Numbers of frames so far, guarded by mutex_. delivered_ <= taken_ <= submitted_ < delivered_ +
+  // slots_.size() between calls: one slot is always free to be filled.
+  uint64_t submitted_ =
+      0;  // written by the submitting thread only, which reads it without the lock
+  uint64_t taken_ = 0;
+  uint64_t delivered_ = 0;
+  absl::Status error_;  // the first one: nothing is delivered after it
+  bool stop_ = false;
 };
 
 }  // namespace lamina::chunkstore
