@@ -82,12 +82,14 @@ absl::StatusOr<std::optional<std::string>> GetGrowing(std::string_view what, con
   }
 }
 
-absl::StatusOr<std::vector<Xattr>> ReadXattrs(int fd) {
-  const std::string path = PathOf(fd);
+// The xattrs of what a descriptor is open for; `path` is empty, or leads to it if the descriptor was
+// opened with O_PATH.
+absl::StatusOr<std::vector<Xattr>> ReadXattrs(int fd, const std::string& path) {
   std::vector<Xattr> xattrs;
   ASSIGN_OR_RETURN(const std::optional<std::string> list,
                    GetGrowing("list xattrs", [&](char* buffer, size_t size) {
-                     return ::listxattr(path.c_str(), buffer, size);
+                     return path.empty() ? ::flistxattr(fd, buffer, size)
+                                         : ::listxattr(path.c_str(), buffer, size);
                    }));
   for (std::string_view rest = list ? *list : std::string_view(); !rest.empty();) {
     const std::string name(rest.substr(0, rest.find('\0')));
@@ -95,7 +97,9 @@ absl::StatusOr<std::vector<Xattr>> ReadXattrs(int fd) {
     ASSIGN_OR_RETURN(std::optional<std::string> value,
                      GetGrowing(fmt::format("read xattr \"{}\"", PrintableName(name)),
                                 [&](char* buffer, size_t size) {
-                                  return ::getxattr(path.c_str(), name.c_str(), buffer, size);
+                                  return path.empty()
+                                             ? ::fgetxattr(fd, name.c_str(), buffer, size)
+                                             : ::getxattr(path.c_str(), name.c_str(), buffer, size);
                                 }));
     if (value) xattrs.push_back({name, std::move(*value)});
   }
@@ -126,6 +130,14 @@ absl::StatusOr<uint64_t> FindHole(int fd, uint64_t offset, uint64_t size) {
   if (found >= 0) return std::min(static_cast<uint64_t>(found), size);
   if (errno == EINVAL || errno == ENXIO) return size;
   return ErrnoStatus(errno, "look for a hole");
+}
+
+// Small files that take as much room as they have content are not searched for holes. One with a hole
+// and as much room for something else would only have zeros there.
+bool HasNoHoles(const struct statx& stat) {
+  constexpr uint64_t kSmall = 64 << 10;
+  constexpr uint64_t kStatBlock = 512;
+  return stat.stx_size <= kSmall && stat.stx_blocks * kStatBlock >= stat.stx_size;
 }
 
 using FileId = std::pair<uint64_t, uint64_t>;  // device, inode
@@ -206,8 +218,9 @@ class DirectoryImporter {
   // Goes back to the parent of the innermost level.
   absl::Status Leave();
 
-  absl::Status SetAttributes(int fd, Inode& inode) const;
-  absl::Status SetContent(int fd, struct statx stat, Inode& inode);
+  // `fd` is opened with O_PATH; `file` is the same for reading, or not valid.
+  absl::Status SetAttributes(int fd, const UniqueFd& file, Inode& inode) const;
+  absl::Status SetContent(int fd, UniqueFd file, struct statx stat, Inode& inode);
   // Returns how far it came: `end`, or where the file ends meanwhile.
   absl::StatusOr<uint64_t> CopyData(int fd, uint64_t begin, uint64_t end, FileContent& content);
   // The path of `name` in the innermost level, from the root of the import.
@@ -233,7 +246,7 @@ absl::StatusOr<Tree> DirectoryImporter::Run(const std::string& path) {
   mount_ = stat.stx_mnt_id;
   Inode& root = tree_.inode(Tree::kRoot);
   root = MakeInode(stat);
-  RETURN_IF_ERROR(SetAttributes(fd.get(), root), "{}", path);
+  RETURN_IF_ERROR(SetAttributes(fd.get(), UniqueFd(), root), "{}", path);
   RETURN_IF_ERROR(Enter(Tree::kRoot, path, std::move(fd), stat), "{}", path);
 
   while (!levels_.empty()) {
@@ -272,11 +285,15 @@ absl::Status DirectoryImporter::Visit(const std::string& name) {
       return tree_.Link(parent, name, known->second);
     }
   }
-  RETURN_IF_ERROR(SetAttributes(fd.get(), inode));
+  UniqueFd file;
+  if (inode.is_regular() && stat.stx_size > 0 && kind_ == Kind::kTree) {
+    ASSIGN_OR_RETURN(file, OpenFile(PathOf(fd.get()), O_RDONLY));
+  }
+  RETURN_IF_ERROR(SetAttributes(fd.get(), file, inode));
   if (inode.is_symlink()) {
     ASSIGN_OR_RETURN(inode.target, ReadLinkTarget(fd.get()));
   } else if (inode.is_regular()) {
-    RETURN_IF_ERROR(SetContent(fd.get(), stat, inode));
+    RETURN_IF_ERROR(SetContent(fd.get(), std::move(file), stat, inode));
   }
   RETURN_IF_ERROR(ChargeTree(memory_, EntryMemory(inode, name) + XattrMemory(inode)));
   const bool is_directory = inode.is_directory();
@@ -314,15 +331,15 @@ absl::Status DirectoryImporter::Leave() {
   return absl::OkStatus();
 }
 
-absl::Status DirectoryImporter::SetAttributes(int fd, Inode& inode) const {
-  ASSIGN_OR_RETURN(inode.xattrs, ReadXattrs(fd));
+absl::Status DirectoryImporter::SetAttributes(int fd, const UniqueFd& file, Inode& inode) const {
+  ASSIGN_OR_RETURN(inode.xattrs,
+                   file.valid() ? ReadXattrs(file.get(), "") : ReadXattrs(fd, PathOf(fd)));
   return kind_ == Kind::kTree ? NormalizeXattrs(inode) : NormalizeUpperXattrs(inode, mark_prefix_);
 }
 
-absl::Status DirectoryImporter::SetContent(int fd, struct statx stat, Inode& inode) {
+absl::Status DirectoryImporter::SetContent(int fd, UniqueFd file, struct statx stat, Inode& inode) {
   const bool moving = kind_ == Kind::kUpperMoving;
   timespec start{};
-  UniqueFd file;
   if (moving) {
     ::clock_gettime(CLOCK_REALTIME_COARSE, &start);
     ASSIGN_OR_RETURN(file, OpenFile(PathOf(fd), O_RDONLY));
@@ -347,11 +364,18 @@ absl::Status DirectoryImporter::SetContent(int fd, struct statx stat, Inode& ino
     ASSIGN_OR_RETURN(file, OpenFile(PathOf(fd), O_RDONLY));
   }
   ASSIGN_OR_RETURN(FileContent content, FileContent::Begin(sink_, inode.size));
+  const bool is_whole = HasNoHoles(stat);
   for (uint64_t position = 0; position < inode.size;) {
-    ASSIGN_OR_RETURN(const uint64_t data, FindData(file.get(), position, inode.size));
+    uint64_t data = position;
+    if (!is_whole) {
+      ASSIGN_OR_RETURN(data, FindData(file.get(), position, inode.size));
+    }
     RETURN_IF_ERROR(content.AppendHole(data - position));
     if (data == inode.size) break;
-    ASSIGN_OR_RETURN(const uint64_t hole, FindHole(file.get(), data, inode.size));
+    uint64_t hole = inode.size;
+    if (!is_whole) {
+      ASSIGN_OR_RETURN(hole, FindHole(file.get(), data, inode.size));
+    }
     ASSIGN_OR_RETURN(position, CopyData(file.get(), data, hole, content));
     if (position == hole) continue;
     if (moving) break;
