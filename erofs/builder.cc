@@ -150,6 +150,7 @@ absl::Status Builder::CheckDevices() const {
 
 absl::Status Builder::PlanInodes() {
   plan_of_inode_.assign(tree_.inode_limit(), kNotPlanned);
+  inodes_.reserve(tree_.inode_limit());
   RETURN_IF_ERROR(PlanInode(Tree::kRoot), "/");
   for (size_t i = 0; i < inodes_.size(); ++i) {
     const InodeIndex directory = inodes_[i].index;
@@ -253,7 +254,9 @@ absl::Status Builder::PlaceAreas() {
 }
 
 void Builder::Write() {
-  image_.assign(uint64_t{end_block_} * kBlockSize, '\0');
+  // Room for the padding too that callers append: metadata are not copied for that.
+  image_.reserve(AlignUp(uint64_t{end_block_}, kDevicePadding) * kBlockSize);
+  image_.resize(uint64_t{end_block_} * kBlockSize, '\0');
   xattrs_.WriteShared(at(uint64_t{xattr_block_} * kBlockSize));
   std::vector<uint64_t> nids(plan_of_inode_.size());
   for (const PlannedInode& planned : inodes_) nids[planned.index] = Nid(planned);

@@ -2,6 +2,7 @@
 #include "fs/engine/server.h"
 
 #include <fcntl.h>
+#include <malloc.h>
 #include <poll.h>
 #include <signal.h>
 #include <spdlog/spdlog.h>
@@ -327,6 +328,10 @@ class Server {
 }  // namespace
 
 absl::Status RunServer(const ServerOptions& options) {
+  // One heap for all threads. What a thread has freed serves the others then (a third less memory for
+  // an engine that has merged 20 layers), and glibc lets other heaps grow by a page for each call of the
+  // kernel.
+  ::mallopt(M_ARENA_MAX, 1);
   ASSIGN_OR_RETURN(const std::unique_ptr<Server> server, Server::Start(options));
   if (options.ready) options.ready();
   return server->Run();

@@ -38,7 +38,7 @@ struct ServerOptions {
 // Runs until SIGTERM or SIGINT, or until idle if so asked; unmounts everything before it returns.
 // With a holder SIGHUP ends it as well, and mounts stay, as they do then after an error. The signals
 // must be blocked in the calling process before any thread is started, which must be after the call: it
-// forks (Engine::Open).
+// forks (Engine::Open). Sets how the process allocates memory.
 absl::Status RunServer(const ServerOptions& options);
 
 }  // namespace lamina::fs
