@@ -31,7 +31,8 @@ absl::Status PlanFromProfile(const Image& image, Prefetcher::Work& work) {
 }
 
 void PlanFromProfile(const Image& image, const AttachedProfile& attached, Prefetcher::Work& work) {
-  work.plan = PlanFor(TouchesIn(attached.profile, work.blobs), work.blobs, GapFor(image));
+  const std::vector<chunkstore::Touch> touches = TouchesIn(attached.profile, work.blobs);
+  work.plan = PlanFor(touches, work.blobs, GapFor(image));
   if (!attached.pack) return;
   // Without its pack a profile is still of use.
   absl::StatusOr<std::vector<PackContent::Frame>> frames =
@@ -41,7 +42,11 @@ void PlanFromProfile(const Image& image, const AttachedProfile& attached, Prefet
     absl::StatusOr<std::unique_ptr<chunkstore::OriginObject>> object =
         image.origin->Open(attached.pack->digest, attached.pack->size);
     status = object.status();
-    if (object.ok()) work.pack = {.object = *std::move(object), .frames = *std::move(frames)};
+    if (object.ok()) {
+      work.pack = {.object = *std::move(object), .frames = *std::move(frames)};
+      // What lies between the frames is not in the pack, and saves no request behind it.
+      work.plan = PlanFor(touches, work.blobs, /*gap=*/0);
+    }
   }
   if (!status.ok()) {
     spdlog::warn("{}: pack {} is not used: {}", image.reference, attached.pack->digest.ToString(),

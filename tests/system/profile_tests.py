@@ -449,3 +449,19 @@ def _(workspace):
         check(1 <= requests <= 32 // 16 + 1, f"{requests} requests for 8 MiB of a pack")
         report, = prefetch(workspace, image, state=workspace.path("other"))
         check_equal(report["frames"], 96, "frames of the image")
+
+
+@test("profile.pack-saves-what-lies-between-its-frames")
+def _(workspace):
+    need_root()
+    source = workspace.path("source")
+    small_image({f"f{i:02}": noise(MIB // 4, i) for i in range(24)}).write(source)
+    with plain_registry(workspace) as server:
+        image = server.reference("app")
+        workspace.lamina("convert", f"oci:{source}", image)
+        profile = record(workspace, image, *(f"f{i:02}" for i in range(0, 24, 2)))
+        for options, frames in (((), 23), (("--pack",), 12)):
+            workspace.lamina("profile", "attach", image, profile, *options)
+            report, = prefetch(workspace, image, "--profile-only",
+                               state=workspace.path(f"state{frames}"))
+            check_equal(report["frames"], frames, f"frames fetched with a profile {options}")
