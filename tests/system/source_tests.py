@@ -281,6 +281,8 @@ def _(workspace):
                       ("convert", "oci:x", "dir:y"), ("inspect", "docker://x"), ("verify", "x"),
                       ("run", "x"), ("mount", "oci:x:", "/")):
         workspace.lamina(*arguments, status=2)
+    result = workspace.lamina("verify", "--state=", "oci:x", "oci:y", status=2)
+    check("--state=: nothing after" in result.stderr, f"the error is {result.stderr!r}")
     for arguments in (("--help",), ("mount", "--help"), ("--version",)):
         workspace.lamina(*arguments)
 

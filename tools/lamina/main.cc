@@ -42,6 +42,18 @@ absl::StatusOr<int> Call(const Action& action) {
   }
 }
 
+// "--state=$UNSET" is an option without a value, for which CLI11 takes the argument that comes next.
+absl::Status CheckForEmptyValues(const std::vector<std::string>& arguments) {
+  for (const std::string& argument : arguments) {
+    if (argument == "--") break;
+    if (argument.starts_with("--") && argument.find('=') == argument.size() - 1) {
+      return UsageError(
+          absl::InvalidArgumentError(fmt::format("{}: nothing after the equals sign", argument)));
+    }
+  }
+  return absl::OkStatus();
+}
+
 int Finish(const absl::StatusOr<int>& result) {
   if (!result.ok()) {
     PrintError(std::string(result.status().message()));
@@ -126,6 +138,9 @@ int main(int argc, char** argv) {
 
   std::vector<std::string> arguments(argv + 1, argv + argc);
   std::vector<std::string> container_command = lamina::cli::CutRunCommand(arguments);
+  if (absl::Status status = lamina::cli::CheckForEmptyValues(arguments); !status.ok()) {
+    return lamina::cli::Finish(status);
+  }
   CLI::App app("Starts OCI images at once by reading only what is used.", "lamina");
   app.require_subcommand(1);
   app.set_version_flag("--version", LAMINA_VERSION);
