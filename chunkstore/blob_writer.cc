@@ -259,6 +259,7 @@ class Writer final : public BlobWriter {
       block += static_cast<uint32_t>(RoundUpToBlock(chunks.back().length) / kBlockSize);
     }
     chunks_.Replace(std::move(chunks));
+    info_.hot_frames = arrangement.in_front;
     state_ = State::kBetweenFiles;
     return std::move(arrangement.moves);
   }

@@ -52,6 +52,7 @@ struct BlobInfo {
   Digest section_table_digest;
   uint32_t blocks = 0;  // length of the address space
   uint64_t frames = 0;
+  uint32_t hot_frames = 0;     // the first ones, which Rearrange has put there
   uint64_t chunks = 0;         // different ones
   uint64_t shared_chunks = 0;  // further uses of a chunk already stored
   uint64_t content_bytes = 0;  // of all files, before sharing

@@ -61,16 +61,18 @@ Arrangement Arrange(std::span<const FrameRecord> frames, std::span<const ChunkRe
   for (const uint32_t frame : first) {
     if (frame < frames.size()) place(unit_of[frame]);
   }
+  const size_t units_in_front = order.size();
   for (uint32_t unit = 0; unit < units.size(); ++unit) place(unit);
 
   Arrangement arrangement;
   uint32_t block = 0;
-  for (const uint32_t index : order) {
-    Unit& unit = units[index];
+  for (size_t position = 0; position < order.size(); ++position) {
+    Unit& unit = units[order[position]];
     unit.move.to = block;
     block += unit.move.blocks;
     for (uint32_t i = unit.first_frame; i < unit.end_frame; ++i) arrangement.frames.push_back(i);
     for (uint32_t i = unit.first_chunk; i < unit.end_chunk; ++i) arrangement.chunks.push_back(i);
+    if (position < units_in_front) arrangement.in_front += unit.end_frame - unit.first_frame;
   }
   for (const Unit& unit : units) arrangement.moves.push_back(unit.move);
   return arrangement;

@@ -24,6 +24,7 @@ struct Arrangement {
   std::vector<uint32_t> frames;    // indices of the old tables in their new order
   std::vector<uint32_t> chunks;    // likewise
   std::vector<MovedBlocks> moves;  // by ascending `from`; they cover the address space
+  uint32_t in_front = 0;  // frames that come first because they, or their chunk, were named
 };
 
 // A pure function of the tables and `first`, frames in the order in which they are to come; ones that

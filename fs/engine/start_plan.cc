@@ -3,6 +3,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "fs/image/profile_artifact.h"
@@ -16,17 +17,22 @@ void StartPlan::Make(const std::stop_token& stop, Prefetcher::Work& work) {
     spdlog::warn("{}: its profile is not used: {}", image_.reference,
                  std::string(profile.status().message()));
   }
+  const bool is_laid_out = std::ranges::any_of(
+      image_.manifest.layers, [](const oci::Descriptor& layer) { return layer.HotFrames() > 0; });
   std::shared_ptr<const MergedMetadata> metadata;
   {
     std::unique_lock lock(mutex_);
-    has_profile_plan_ = !profile.ok();
+    has_profile_plan_ = !profile.ok() && !is_laid_out;
     changed_.notify_all();
     if (!changed_.wait(lock, stop, [this] { return metadata_ != nullptr; })) return;
     work.blobs = std::exchange(blobs_, {});
     metadata = std::exchange(metadata_, nullptr);
   }
-  if (!profile.ok()) return PlanFromEntrypoint(image_, metadata->mapping.bytes(), stop, work);
-  PlanFromProfile(image_, *profile, work);
+  if (profile.ok()) {
+    PlanFromProfile(image_, *profile, work);
+  } else if (!PlanFromLayout(image_, work)) {
+    PlanFromEntrypoint(image_, metadata->mapping.bytes(), stop, work);
+  }
   std::lock_guard lock(mutex_);
   has_profile_plan_ = true;
   changed_.notify_all();

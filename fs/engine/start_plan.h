@@ -31,7 +31,7 @@ class StartPlan {
   // By who mounts: what the plan is for.
   void Attached(std::vector<std::shared_ptr<chunkstore::Blob>> blobs,
                 std::shared_ptr<const MergedMetadata> metadata);
-  // Waits until it is known what the image's profile says, or that there is none; not longer than
+  // Waits until it is known what the image's profile, or its layout, says, or that it has none; not longer than
   // `patience`. A start that is a little later needs far fewer requests then.
   void AwaitProfile(std::chrono::milliseconds patience);
 
@@ -39,7 +39,7 @@ class StartPlan {
   const Image image_;
   std::mutex mutex_;  // guards what follows
   std::condition_variable_any changed_;
-  bool has_profile_plan_ = false;  // or will have none
+  bool has_profile_plan_ = false;  // or one from the layout, or will have neither
   std::vector<std::shared_ptr<chunkstore::Blob>> blobs_;
   std::shared_ptr<const MergedMetadata> metadata_;
 };

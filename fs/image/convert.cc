@@ -44,7 +44,9 @@ std::string ConverterOf(const ConvertOptions& options) {
 // A profile that fits nothing is not what the user meant.
 absl::Status CheckProfileUsed(const ConvertOptions& options,
                               const std::vector<ConvertedLayer>& layers) {
-  const auto used = [](const ConvertedLayer& layer) { return layer.profiled || layer.reused; };
+  const auto used = [](const ConvertedLayer& layer) {
+    return layer.blob.hot_frames > 0 || layer.reused;
+  };
   if (!options.profile || std::ranges::any_of(layers, used)) return absl::OkStatus();
   return absl::InvalidArgumentError(
       "the profile names nothing of this image: it must have been recorded on it, converted "
@@ -138,7 +140,6 @@ absl::StatusOr<ConvertedLayer> ConvertLayer(ImageWriter& output, const ConvertOp
   return ConvertedLayer{.source_digest = stream->digest(),
                         .source_size = layer.content.size,
                         .files = written->inodes,
-                        .profiled = written->profiled,
                         .blob = written->blob};
 }
 
@@ -226,7 +227,8 @@ class ImageConverter {
                    .blob = {.digest = blob.digest,
                             .size = blob.size,
                             .section_table_offset = blob.section_table_offset,
-                            .section_table_digest = blob.section_table_digest}};
+                            .section_table_digest = blob.section_table_digest,
+                            .hot_frames = reusable->HotFrames()}};
     } else {
       progress_.BeginLayer(layers_begun_);
       absl::StatusOr<ConvertedLayer> made = ConvertLayer(output_, options_, layer, progress_);
@@ -372,7 +374,6 @@ absl::StatusOr<ConvertResult> ConvertDirectory(const ConvertOptions& options,
   const ConvertedLayer layer{.source_digest = written.blob.digest,
                              .source_size = written.blob.content_bytes,
                              .files = written.inodes,
-                             .profiled = written.profiled,
                              .blob = written.blob};
   RETURN_IF_ERROR(CheckProfileUsed(options, {layer}));
   progress.Update(layer.source_size);

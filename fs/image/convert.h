@@ -51,7 +51,6 @@ struct ConvertedLayer {
   // The destination had it already, so it was neither read nor converted; of `blob`, only what a
   // descriptor has is known then.
   bool reused = false;
-  bool profiled = false;  // laid out by the profile
   chunkstore::BlobInfo blob;
 };
 

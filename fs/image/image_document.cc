@@ -53,6 +53,9 @@ oci::Descriptor DescribeLayer(const chunkstore::BlobInfo& blob) {
       {std::string(oci::kSectionTableOffsetKey), fmt::format("{}", blob.section_table_offset)},
       {std::string(oci::kSectionTableDigestKey), blob.section_table_digest.ToString()},
   };
+  if (blob.hot_frames > 0) {
+    descriptor.annotations[std::string(oci::kHotFramesKey)] = fmt::format("{}", blob.hot_frames);
+  }
   return descriptor;
 }
 

@@ -94,10 +94,10 @@ std::vector<erofs::Extent> MoveExtents(const std::vector<erofs::Extent>& extents
 }
 
 // Moves what was written to the file `scratch` into `output`, with the frames that the profile names
-// first; false if it names none.
-absl::StatusOr<bool> FollowProfile(const Profile& profile, const UniqueFd& scratch,
-                                   std::unique_ptr<chunkstore::BlobOutput> output,
-                                   chunkstore::BlobWriter& blob, erofs::Tree& tree) {
+// first.
+absl::Status FollowProfile(const Profile& profile, const UniqueFd& scratch,
+                           std::unique_ptr<chunkstore::BlobOutput> output,
+                           chunkstore::BlobWriter& blob, erofs::Tree& tree) {
   const std::vector<uint32_t> first = ProfiledFrames(profile, blob.content_digest());
   ASSIGN_OR_RETURN(const std::vector<chunkstore::MovedBlocks> moves,
                    blob.Rearrange(scratch, std::move(output), first));
@@ -105,7 +105,7 @@ absl::StatusOr<bool> FollowProfile(const Profile& profile, const UniqueFd& scrat
     erofs::Inode& inode = tree.inode(i);
     inode.extents = MoveExtents(inode.extents, moves);
   }
-  return !first.empty();
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -130,8 +130,7 @@ absl::StatusOr<WrittenLayer> WriteLayer(
   ASSIGN_OR_RETURN(erofs::Tree tree, import(sink));
   WrittenLayer layer;
   if (profile != nullptr) {
-    ASSIGN_OR_RETURN(layer.profiled,
-                     FollowProfile(*profile, scratch, std::move(object), *blob, tree));
+    RETURN_IF_ERROR(FollowProfile(*profile, scratch, std::move(object), *blob, tree));
   }
   const Digest content = blob->content_digest();
   ASSIGN_OR_RETURN(

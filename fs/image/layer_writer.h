@@ -18,7 +18,6 @@ namespace lamina::fs {
 struct WrittenLayer {
   chunkstore::BlobInfo blob;
   uint64_t inodes = 0;
-  bool profiled = false;  // laid out by a profile
 };
 
 // Adds a layer blob to `output`. `import` reads the files: their content goes to the sink it is

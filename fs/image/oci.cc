@@ -2,6 +2,7 @@
 #include "fs/image/oci.h"
 
 #include <charconv>
+#include <limits>
 
 #include "chunkstore/base/json.h"
 
@@ -125,6 +126,14 @@ absl::StatusOr<chunkstore::LayerDescriptor> ReadLayerAnnotations(const Descripto
 }
 
 }  // namespace
+
+uint32_t Descriptor::HotFrames() const {
+  const absl::StatusOr<std::string> text = GetAnnotation(*this, kHotFramesKey);
+  if (!text.ok()) return 0;
+  const absl::StatusOr<uint64_t> frames = ParseDecimal(*text);
+  const bool can_be = frames.ok() && *frames <= std::numeric_limits<uint32_t>::max();
+  return can_be ? static_cast<uint32_t>(*frames) : 0;
+}
 
 absl::StatusOr<chunkstore::LayerDescriptor> Descriptor::ToLayerDescriptor() const {
   if (media_type != kLaminaLayerType) {

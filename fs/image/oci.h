@@ -39,6 +39,8 @@ inline constexpr std::string_view kSectionTableOffsetKey =
     "containerd.io/snapshot/lamina.section-table.offset";
 inline constexpr std::string_view kSectionTableDigestKey =
     "containerd.io/snapshot/lamina.section-table.digest";
+// Of a layer that was laid out by a profile: so many frames at its beginning are what a start reads.
+inline constexpr std::string_view kHotFramesKey = "containerd.io/snapshot/lamina.hot-frames";
 // Artifact type of a converted image that is attached to the original (by "subject").
 inline constexpr std::string_view kLaminaImageType = "application/vnd.lamina.image.v1";
 
@@ -81,6 +83,8 @@ struct Descriptor {
 
   // A Lamina layer's, from its annotations; kFailedPrecondition if it is not one.
   absl::StatusOr<chunkstore::LayerDescriptor> ToLayerDescriptor() const;
+  // By its annotation; 0 if it has none, or none that can be. It may be more than the blob has.
+  uint32_t HotFrames() const;
 };
 
 struct Manifest {

@@ -25,8 +25,16 @@ uint64_t GapFor(const Image& image) {
 }  // namespace
 
 absl::Status PlanFromProfile(const Image& image, Prefetcher::Work& work) {
-  ASSIGN_OR_RETURN(const AttachedProfile attached, FindProfile(image));
-  PlanFromProfile(image, attached, work);
+  const absl::StatusOr<AttachedProfile> attached = FindProfile(image);
+  if (attached.ok()) {
+    PlanFromProfile(image, *attached, work);
+    return absl::OkStatus();
+  }
+  if (!PlanFromLayout(image, work)) return attached.status();
+  if (!absl::IsNotFound(attached.status())) {
+    spdlog::warn("{}: its layout is followed, not its profile: {}", image.reference,
+                 std::string(attached.status().message()));
+  }
   return absl::OkStatus();
 }
 
@@ -52,6 +60,18 @@ void PlanFromProfile(const Image& image, const AttachedProfile& attached, Prefet
     spdlog::warn("{}: pack {} is not used: {}", image.reference, attached.pack->digest.ToString(),
                  std::string(status.message()));
   }
+}
+
+bool PlanFromLayout(const Image& image, Prefetcher::Work& work) {
+  work.plan.clear();
+  for (const oci::Descriptor& layer : image.manifest.layers) {
+    for (uint32_t i = 0; i < work.blobs.size(); ++i) {
+      if (work.blobs[i]->descriptor().digest != layer.digest) continue;
+      const uint32_t frames = std::min(layer.HotFrames(), work.blobs[i]->frames().size());
+      if (frames > 0) work.plan.push_back({.blob = i, .first = 0, .end = frames});
+    }
+  }
+  return !work.plan.empty();
 }
 
 void PlanFromEntrypoint(const Image& image, std::span<const std::byte> metadata,

@@ -71,6 +71,7 @@ TEST_F(RearrangeTest, NamedFramesComeFirstAndContentStays) {
   OpenBlob open;
   const absl::Status status = open.Open(blob.object, blob.descriptor());  // checks all of it
   ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(blob.info.hot_frames, 4);
   EXPECT_THAT(
       moves, ElementsAre(MovedBlocks{0, 55, 173}, MovedBlocks{55, 171, 2}, MovedBlocks{226, 2, 0}));
   for (size_t i = 0; i < files_.size(); ++i) {

@@ -201,6 +201,19 @@ TEST(DescriptorTest, RefusesWrongAnnotationsOfALaminaLayer) {
   EXPECT_TRUE(absl::IsFailedPrecondition(layer.ToLayerDescriptor().status()));
 }
 
+TEST(DescriptorTest, TakesNoHintThatCannotBe) {
+  Descriptor layer = LaminaLayer();
+  EXPECT_EQ(layer.HotFrames(), 0);
+  const std::pair<const char*, uint32_t> cases[] = {
+      {"0", 0}, {"17", 17}, {"4294967295", 4294967295}, {"4294967296", 0}, {"-1", 0},
+      {"", 0},  {"17 ", 0}, {"99999999999999999999", 0}};
+  for (const auto& [text, frames] : cases) {
+    layer.annotations[std::string(kHotFramesKey)] = text;
+    EXPECT_EQ(layer.HotFrames(), frames) << text;
+    EXPECT_TRUE(layer.ToLayerDescriptor().ok()) << text;
+  }
+}
+
 TEST(PlatformTest, ParsesAndPrints) {
   for (const char* text : {"linux/amd64", "linux/arm64/v8", "windows/386"}) {
     const auto platform = Platform::Parse(text);

@@ -343,6 +343,15 @@ def _(workspace):
     with workspace.mounted(hot, "--no-prefetch") as directory:
         for i in range(24):
             check((directory / f"f{i:02}").read_bytes() == noise(MIB, i), f"f{i:02} is wrong")
+    # A start needs no profile: the layers say what is hot.
+    with workspace.mounted(hot, state=workspace.path("laid-out")) as directory:
+        stats = prefetched(workspace, directory, 32)
+        check(stats["prefetch_requests"] <= 32 // 16, f"{stats['prefetch_requests']} requests")
+        for name in scattered():
+            check_equal((directory / name).read_bytes(), noise(MIB, int(name[1:])), name)
+        check_equal(stats_of(workspace, directory)["origin_requests"], 0, "requests of readers")
+    report, = prefetch(workspace, hot, "--profile-only", state=workspace.path("job"))
+    check_equal(report["frames"], 32, "frames of prefetch --profile-only")
     # What was hot is in front now.
     touches = touched(json.loads(record(workspace, hot, *reversed(scattered()), output="hot.json",
                                         state="hot-recorder").read_text()))

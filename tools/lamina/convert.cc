@@ -46,7 +46,7 @@ json ToJson(const fs::ConvertResult& result, double seconds) {
                       {"chunks", layer.blob.chunks},
                       {"shared_chunks", layer.blob.shared_chunks},
                       {"frames", layer.blob.frames},
-                      {"profiled", layer.profiled}});
+                      {"hot_frames", layer.blob.hot_frames}});
   }
   return {{"manifest_digest", result.manifest_digest.ToString()},
           {"layers", layers},
