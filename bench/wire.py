@@ -117,7 +117,7 @@ class Wire:
                 self._inside("tc", "qdisc", "del", "dev", "lamina-bench1", "root")
 
     def counts(self) -> dict[str, int]:
-        """Requests and bytes of answers that went through the meter so far."""
+        """Requests, how many of them for a range, and bytes of answers that went through the meter."""
         return json.loads(self._counts.read_text())
 
     def _inside(self, *command) -> None:
@@ -181,12 +181,14 @@ class Meter:
         self._delay = delay
         self._counts = counts
         self._requests = 0
+        self._ranges = 0
         self._bytes = 0
         self._write()
 
     def _write(self) -> None:
         temporary = self._counts.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"requests": self._requests, "bytes": self._bytes}))
+        temporary.write_text(json.dumps({"requests": self._requests, "ranges": self._ranges,
+                                         "bytes": self._bytes}))
         temporary.rename(self._counts)
 
     async def serve(self) -> None:
@@ -203,6 +205,7 @@ class Meter:
                 # Only GET and HEAD come here: a head is all of a request.
                 head = await reader.readuntil(b"\r\n\r\n")
                 self._requests += 1
+                self._ranges += b"\r\nrange:" in head.lower()
                 if (seconds := float(self._delay.read_text())) > 0:
                     await asyncio.sleep(seconds)
                 upstream[1].write(head)

@@ -435,7 +435,7 @@ Transfer::Verdict Transfer::RetryOrGiveResponse(double jitter) {
   return Retry(absl::OkStatus(), jitter, asked);
 }
 
-Transfer::Verdict Transfer::Fail(absl::Status status) const {
+Transfer::Verdict Transfer::Fail(const absl::Status& status) const {
   absl::Status named = Annotate(status, Name());
   if (const auto payload = status.GetPayload(kNoTlsPayload)) {
     named.SetPayload(kNoTlsPayload, *payload);

@@ -71,7 +71,7 @@ class Transfer {
   std::optional<Verdict> Redirect();
   Verdict Retry(absl::Status why, double jitter, std::optional<std::chrono::seconds> asked = {});
   Verdict RetryOrGiveResponse(double jitter);
-  Verdict Fail(absl::Status status) const;
+  Verdict Fail(const absl::Status& status) const;
   // "GET https://host/path", for errors: without the query, which may be a signature.
   std::string Name() const;
 

@@ -24,7 +24,6 @@ namespace {
 constexpr std::chrono::seconds kRepairPause{2};
 constexpr int kWaitAttempts = 10;
 
-using chunkstore::Blob;
 using chunkstore::LayerDescriptor;
 using chunkstore::Origin;
 using chunkstore::ReadStats;

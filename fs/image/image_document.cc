@@ -14,11 +14,10 @@ namespace lamina::fs {
 using nlohmann::json;
 
 ImageDocument MakeDocument(std::string_view type, std::string content) {
-  ImageDocument made{.descriptor = {.media_type = std::string(type),
-                                    .digest = Digest::Of(AsBytes(content)),
-                                    .size = content.size()},
-                     .content = std::move(content)};
-  return made;
+  oci::Descriptor descriptor{.media_type = std::string(type),
+                             .digest = Digest::Of(AsBytes(content)),
+                             .size = content.size()};
+  return {.descriptor = std::move(descriptor), .content = std::move(content)};
 }
 
 absl::StatusOr<ImageDocument> MakeManifest(ImageWriter& output, const std::string& config_json,
