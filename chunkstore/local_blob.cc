@@ -415,6 +415,18 @@ bool LocalBlob::WriteBackFailed() {
          errno != ENOSYS;
 }
 
+bool LocalBlob::WasCut() const {
+  const absl::StatusOr<uint64_t> size = FileSize(data_.get());
+  return !size.ok() || *size != data_size_;
+}
+
+absl::Status LocalBlob::RestoreSize() {
+  if (::ftruncate(data_.get(), static_cast<off_t>(data_size_)) != 0) {
+    return ErrnoStatus(errno, fmt::format("set {}{} to {} bytes", directory_, kData, data_size_));
+  }
+  return absl::OkStatus();
+}
+
 void LocalBlob::DropPages() { ::posix_fadvise(data_.get(), 0, 0, POSIX_FADV_DONTNEED); }
 
 bool LocalBlob::CheckFrame(uint32_t frame, std::span<std::byte> buffer) {

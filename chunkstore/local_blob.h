@@ -125,6 +125,10 @@ class LocalBlob {
   // True if the file system has failed to write some of the data file to its disk since this was last
   // asked: pages that were right may read as something else, zeros for one, once they leave the memory.
   bool WriteBackFailed();
+  // True if the data file does not have its size: somebody else has cut it.
+  bool WasCut() const;
+  // Gives it its size again. What was cut off reads as zeros.
+  absl::Status RestoreSize();
   // Lets go of all pages of the data file that are not to be written any more, so that what is read
   // is what the disk has.
   void DropPages();

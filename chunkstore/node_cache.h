@@ -45,7 +45,7 @@ class CachedBlob {
   // Returns the bytes that this freed.
   virtual absl::StatusOr<uint64_t> Evict(std::span<const uint32_t> frames) = 0;
   // Has all frames checked before they are used again if the file system could not write some of the
-  // data file to its disk. To be called every few seconds, by one thread.
+  // data file to its disk, or somebody has cut the file. To be called every few seconds, by one thread.
   virtual void CheckWriteBack() = 0;
   virtual uint64_t present_bytes() const = 0;
   // Somebody has it attached.

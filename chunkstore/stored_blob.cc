@@ -218,6 +218,14 @@ void StoredBlob::CheckWriteBack() {
         name());
     distrusted_ = 2;  // a few seconds later those that were under way at first
   }
+  const bool was_cut = local_->WasCut();
+  if (was_cut) {
+    spdlog::error(
+        "{}: somebody else has changed the size of the data file; frames are checked before they "
+        "are used again",
+        name());
+    distrusted_ = 2;
+  }
   if (distrusted_ == 0) return;
   --distrusted_;
   // As an evictor, but that the frames stay. Without their pages, which may be right for now.
@@ -227,6 +235,11 @@ void StoredBlob::CheckWriteBack() {
   });
   cache_->readers().AwaitReaders();
   local_->DropPages();
+  if (was_cut) {
+    if (const absl::Status status = local_->RestoreSize(); !status.ok()) {
+      spdlog::error("{}: {}", name(), TextOf(status));
+    }
+  }
   scheduler_.Release(claimed);
 }
 

@@ -99,6 +99,29 @@ TEST_F(RecoveryTest, FetchesWhatATruncatedDataFileLost) {
   EXPECT_GT(ExpectReadable(blob)->fetched_frames, 1u);
 }
 
+TEST_F(RecoveryTest, NoticesADataFileThatIsCutWhileItIsUsed) {
+  const TestBlob blob = AddMixedBlob();
+  const auto store = OpenStore();
+  const auto attached = store->Attach(blob.descriptor(), NewOrigin());
+  ASSERT_TRUE(attached.ok()) << attached.status();
+  ASSERT_TRUE(ReadBlob(**attached).ok());
+  std::filesystem::resize_file(LocalPath(blob, "data"), 0);
+  // Errors or zeros until then.
+  const auto is_right = [&] {
+    const auto content = ReadBlob(**attached);
+    return content.ok() && *content == AddressSpace(blob);
+  };
+  EXPECT_FALSE(is_right());
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  bool right = is_right();
+  while (!right && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    right = is_right();
+  }
+  EXPECT_TRUE(right);
+  EXPECT_EQ(std::filesystem::file_size(LocalPath(blob, "data")) % kFileAlignment, 0u);
+}
+
 TEST_F(RecoveryTest, IsNotMisledByTheDataOfAnotherBlob) {
   const TestBlob blob = AddMixedBlob();
   const TestBlob other = AddBlob({RandomBytes(3 << 20, 77)});
