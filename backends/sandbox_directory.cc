@@ -153,7 +153,7 @@ absl::Status RemoveSandbox(const LauncherOptions& options, const std::string& di
   const std::string rootfs = directory + "/rootfs";
   ASSIGN_OR_RETURN(const bool is_mounted, IsMounted(rootfs));
   if (is_mounted) {
-    const absl::Status unmounted = EngineClient(options).Unmount(rootfs);
+    absl::Status unmounted = EngineClient(options).Unmount(rootfs);
     // Of an engine that is gone.
     if (!unmounted.ok() && ::umount2(rootfs.c_str(), MNT_DETACH | UMOUNT_NOFOLLOW) != 0 &&
         errno != EINVAL && errno != ENOENT) {

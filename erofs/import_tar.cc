@@ -20,6 +20,9 @@ namespace {
 
 constexpr std::string_view kWhiteoutPrefix = ".wh.";
 constexpr std::string_view kWhiteoutMetaPrefix = ".wh..wh.";
+// Where aufs keeps files with several names: archives made from it have the content here, and the names
+// as links to it.
+constexpr std::string_view kAufsLinks = ".wh..wh.plnk";
 constexpr std::string_view kOpaqueWhiteout = ".wh..wh..opq";
 
 // PATH_MAX of Linux counts the NUL at the end.
@@ -119,6 +122,7 @@ absl::StatusOr<Tree> TarImporter::Run() {
     RETURN_IF_ERROR(Add(*entry), "tar entry \"{}\"", PrintableName(entry->path));
   }
   RETURN_IF_ERROR(reader_.Drain());
+  if (tree_.Find(Tree::kRoot, kAufsLinks)) Remove(Tree::kRoot, kAufsLinks);
   RETURN_IF_ERROR(ApplyWhiteouts());
   for (const InodeIndex directory : implied_directories_) {
     SetXattr(tree_.inode(directory), kImpliedXattr, "y");
@@ -146,11 +150,12 @@ absl::Status TarImporter::Add(TarEntry& entry) {
 
 absl::StatusOr<bool> TarImporter::AddWhiteout(std::string_view path) {
   if (path.find(kWhiteoutPrefix) == path.npos) return false;
+  if (path == kAufsLinks || path.starts_with(fmt::format("{}/", kAufsLinks))) return false;
   const auto [parent_path, name] = Split(path);
   for (std::string_view rest = parent_path; !rest.empty();) {
     const std::string_view part = rest.substr(0, rest.find('/'));
     rest.remove_prefix(std::min(part.size() + 1, rest.size()));
-    // Directories of aufs for its own use, such as .wh..wh.plnk.
+    // Directories of aufs for its own use, such as .wh..wh.orph.
     if (part.starts_with(kWhiteoutMetaPrefix)) return true;
     if (part.starts_with(kWhiteoutPrefix)) {
       return absl::InvalidArgumentError("a whiteout cannot be a directory");

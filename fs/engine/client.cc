@@ -31,6 +31,8 @@ constexpr int kConnectAttempts = 20;
 // How long Unmount waits for an engine without mounts to end. Readers of a mount that was detached
 // can keep it alive for as long as they like.
 constexpr int kEndMilliseconds = 5'000;
+// What mounts name by a descriptor instead of its path.
+constexpr std::string_view kDescriptors = "/proc/self/fd/";
 
 void WaitForClose(int socket) {
   pollfd event = {.fd = socket, .events = POLLRDHUP};
@@ -76,8 +78,12 @@ absl::Status Client::Unmount(const std::string& target) {
     return info.ok() && info->has_value();
   };
   const bool was_mounted = is_mounted();
-  const absl::Status status =
-      Call({{"op", "unmount"}, {"target", target}}, /*start_engine=*/true).status();
+  // An engine that starts removes what others have left; where there never was one is nothing to remove.
+  const bool was_used = ::access((state_ + "/lock").c_str(), F_OK) == 0;
+  const absl::Status status = Call({{"op", "unmount"}, {"target", target}}, was_used).status();
+  if (!was_used && absl::IsUnavailable(status)) {
+    return absl::NotFoundError(fmt::format("unmount {}: no image is mounted there", target));
+  }
   // An engine that is killed just after it has unmounted leaves its successor with nothing to do.
   if (absl::IsNotFound(status) && was_mounted && !is_mounted()) return absl::OkStatus();
   return status;
@@ -203,9 +209,11 @@ std::string DefaultStateDirectory() {
   return std::string(home != nullptr ? home : "/tmp") + "/.local/share/lamina";
 }
 
-std::optional<std::string> StateOfMount(const std::string& target) {
+absl::StatusOr<std::string> StateOfMount(const std::string& target) {
   const absl::StatusOr<std::optional<MountInfo>> info = FindMount(target);
-  if (!info.ok() || !info->has_value()) return std::nullopt;
+  if (!info.ok() || !info->has_value()) {
+    return absl::NotFoundError(fmt::format("no image is mounted at {}", target));
+  }
   // EROFS has <state>/images/... as its source, FUSE <state>/mounts/..., an overlay has the latter
   // in its options.
   const std::string source = LoopBackingFile((*info)->source).value_or((*info)->source);
@@ -224,7 +232,17 @@ std::optional<std::string> StateOfMount(const std::string& target) {
       }
     }
   }
-  return std::nullopt;
+  const bool by_descriptor =
+      ((*info)->type == "erofs" && source.starts_with(kDescriptors)) ||
+      ((*info)->type == "overlay" &&
+       (*info)->super_options.find(fmt::format("upperdir={}", kDescriptors)) != std::string::npos);
+  if (by_descriptor) {
+    return absl::FailedPreconditionError(fmt::format(
+        "the mount at {} does not tell its state directory, whose path is long or has a backslash: "
+        "say it with --state",
+        target));
+  }
+  return absl::NotFoundError(fmt::format("no image is mounted at {}", target));
 }
 
 }  // namespace lamina::fs

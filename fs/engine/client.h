@@ -51,9 +51,10 @@ class Client {
 // /var/lib/lamina for root, $XDG_DATA_HOME/lamina or ~/.local/share/lamina for others.
 std::string DefaultStateDirectory();
 
-// The state directory of the engine that mounted an image at `target`, as the mount itself tells
-// it; nothing if it does not.
-std::optional<std::string> StateOfMount(const std::string& target);
+// The state directory of the engine that mounted an image at `target`, as the mount itself tells it.
+// kNotFound if nothing is mounted there, or nothing of Lamina's; kFailedPrecondition if the mount cannot
+// tell: paths that are too long for mount options are not in them (fs_context.h).
+absl::StatusOr<std::string> StateOfMount(const std::string& target);
 
 }  // namespace lamina::fs
 

@@ -151,8 +151,9 @@ std::optional<std::string> LoopBackingFile(const std::string& source) {
   if (!source.starts_with("/dev/loop")) return std::nullopt;
   // sysfs has the path, and " (deleted)" behind it if it is gone.
   std::ifstream file("/sys/block/" + source.substr(kDevices.size()) + "/loop/backing_file");
-  std::string path;
-  if (!std::getline(file, path)) return std::nullopt;
+  if (!file.is_open()) return std::nullopt;
+  std::string path(std::istreambuf_iterator<char>(file), {});  // which may have newlines in it
+  if (path.ends_with('\n')) path.pop_back();
   return path;
 }
 

@@ -138,6 +138,14 @@ TEST(ImportTarWhiteoutTest, AufsMetadataIsIgnored) {
   EXPECT_EQ(Lines(tar.Finish()), "/kept file 0644 0:0 0 bytes \"\"\n");
 }
 
+TEST(ImportTarWhiteoutTest, LinksToWhatAufsKeepsAsideAreFiles) {
+  TarWriter tar;
+  tar.Directory(".wh..wh.plnk").File(".wh..wh.plnk/1.2", "x").File(".wh..wh.plnk/3.4", "y");
+  tar.HardLink("a", ".wh..wh.plnk/1.2").HardLink("b", ".wh..wh.plnk/1.2");
+  EXPECT_EQ(Lines(tar.Finish()),
+            "/a file 0644 0:0 1 bytes \"x\"\n/b file 0644 0:0 1 bytes \"x\" linked to /a\n");
+}
+
 TEST(ImportTarWhiteoutTest, WhiteoutOfNoNameIsAnError) {
   for (const char* name : {".wh.", "d/.wh.", ".wh..", ".wh..."}) {
     EXPECT_THAT(Error(TarWriter().File(name).Finish()),

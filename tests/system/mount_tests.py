@@ -744,3 +744,32 @@ def _(workspace):
         workspace.lamina("umount", directory, f"--state={state}")
         check(not os.path.ismount(directory), f"{directory} is still mounted ({options})")
     wait_until(lambda: not workspace.processes(), "the server ends")
+
+
+@test("mount.says-what-is-needed-where-it-cannot-tell-its-state")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    home = workspace.new_directory("home")
+    for name, options, tells in (("x" * 200, (), False), ("x" * 200, ("--loop",), True),
+                                 ("back\\slash", (), False), ("back\\slash", ("--writable",), False),
+                                 ("new\nline", (), True), ("new\nline", ("--loop",), True),
+                                 ("new\nline", ("--writable",), True)):
+        state = home / name
+        directory = workspace.new_directory("mnt")
+        workspace.lamina("mount", "--transport=erofs", image, directory, f"--state={state}", *options)
+        stats = workspace.lamina("stats", directory, status=None)
+        case = f"{name!r} {options}"
+        check_equal(stats.returncode == 0, tells, f"stats without --state, {case}: {stats.stderr}")
+        if not tells:
+            check("--state" in stats.stderr, f"{case}: {stats.stderr}")
+            workspace.lamina("umount", directory, status=1)
+        workspace.lamina("umount", directory, *(() if tells else (f"--state={state}",)))
+        check(not os.path.ismount(directory), f"{directory} is still mounted, {case}")
+
+
+@test("mount.umount-of-nothing-makes-no-state")
+def _(workspace):
+    state = workspace.path("state")
+    workspace.lamina("umount", workspace.new_directory("mnt"), f"--state={state}", status=1)
+    check(not state.exists(), "umount made a state directory")

@@ -283,6 +283,9 @@ def _(workspace):
         workspace.lamina(*arguments, status=2)
     result = workspace.lamina("verify", "--state=", "oci:x", "oci:y", status=2)
     check("--state=: nothing after" in result.stderr, f"the error is {result.stderr!r}")
+    result = workspace.lamina("frobnicate", status=2)
+    check("no command 'frobnicate'" in result.stderr, f"the error is {result.stderr!r}")
+    workspace.lamina("cache", "gc", "--to=much", f"--state={workspace.state}", status=2)
     for arguments in (("--help",), ("mount", "--help"), ("--version",)):
         workspace.lamina(*arguments)
 

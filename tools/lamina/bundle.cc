@@ -63,7 +63,7 @@ void RemoveStaleBundles() {
     if (!lock.ok()) continue;
     backends::DeleteContainer(path.substr(path.rfind('/') + 1));
     const std::string rootfs = path + "/rootfs";
-    if (const std::optional<std::string> state = fs::StateOfMount(rootfs)) {
+    if (const absl::StatusOr<std::string> state = fs::StateOfMount(rootfs); state.ok()) {
       fs::Client(*state, ProgramPath()).Unmount(rootfs).IgnoreError();
     }
     // If that did not help. The engine notices that the mount is gone.

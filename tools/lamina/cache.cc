@@ -105,11 +105,12 @@ absl::StatusOr<int> List(const Options& options) {
 absl::StatusOr<int> Clean(const Options& options) {
   std::optional<uint64_t> bytes;
   if (!options.to.empty()) {
-    ASSIGN_OR_RETURN(const fs::Amount amount, fs::ParseAmount(options.to), "--to");
-    if (amount.percent != 0) {
-      return absl::InvalidArgumentError("--to: want bytes, not a percentage");
+    const absl::StatusOr<fs::Amount> amount = fs::ParseAmount(options.to);
+    if (!amount.ok()) return UsageError(Annotate(amount.status(), "--to"));
+    if (amount->percent != 0) {
+      return UsageError(absl::InvalidArgumentError("--to: want bytes, not a percentage"));
     }
-    bytes = amount.bytes;
+    bytes = amount->bytes;
   }
   ASSIGN_OR_RETURN(std::vector<std::string> engine, EngineArguments(options.cache));
   fs::Client client(options.state, ProgramPath(), std::move(engine));

@@ -70,8 +70,8 @@ std::string AbsolutePath(const std::string& path);
 void AddStateOption(CLI::App& command, std::string& state);
 // The same without a default: `state` stays empty.
 void AddStateOfMountOption(CLI::App& command, std::string& state);
-// What the user said, or what the mount at `target` itself says, or the default.
-std::string StateFor(const std::string& given, const std::string& target);
+// What the user said, or what the mount at `target` itself says; the default if there is none.
+absl::StatusOr<std::string> StateFor(const std::string& given, const std::string& target);
 // --cache, --cache-size and --cache-free: for an engine, or one that the command may have to start.
 struct CacheFlags {
   std::string mode = "disk";

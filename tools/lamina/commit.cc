@@ -36,7 +36,8 @@ struct CommitFlags {
 absl::StatusOr<fs::CommitResult> CommitSource(const CommitFlags& flags) {
   if (IsPath(flags.source)) {
     ASSIGN_OR_RETURN(const std::string target, ExistingDirectory(flags.source), "mount point");
-    fs::Client client(StateFor(flags.state, target), ProgramPath());
+    ASSIGN_OR_RETURN(std::string state, StateFor(flags.state, target));
+    fs::Client client(std::move(state), ProgramPath());
     return backends::CommitMount(client, target, flags.commit);
   }
   const std::string state = flags.state.empty() ? fs::DefaultStateDirectory() : flags.state;
@@ -97,7 +98,8 @@ struct ForkFlags {
 
 absl::StatusOr<int> Fork(ForkFlags& flags) {
   ASSIGN_OR_RETURN(flags.request.target, ExistingDirectory(flags.request.target), "mount point");
-  fs::Client client(StateFor(flags.state, flags.request.target), ProgramPath());
+  ASSIGN_OR_RETURN(std::string state, StateFor(flags.state, flags.request.target));
+  fs::Client client(std::move(state), ProgramPath());
   std::vector<backends::Cgroup> groups;
   if (flags.pause) {
     ASSIGN_OR_RETURN(groups, backends::GroupsOnMount(flags.request.target), "fork");

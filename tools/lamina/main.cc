@@ -149,7 +149,7 @@ int main(int argc, char** argv) {
       "docker://HOST[:PORT]/REPOSITORY[:TAG][@DIGEST], one in a registry.\n"
       "Exit codes: 0 done, 1 failed, 2 wrong usage; 'run' and 'sandbox exec' give the program's,\n"
       "128 + n if it was ended by signal n (9 at a limit, which is said), 127 if it is not there,\n"
-      "126 if it cannot be executed.");
+      "126 if it cannot be executed; a 'convert' that signal n stops gives 128 + n.");
   lamina::cli::Action run;
   // Every option of every command takes memory and time at each start.
   const std::pair<std::string_view, std::function<void()>> commands[] = {
@@ -173,6 +173,10 @@ int main(int argc, char** argv) {
       std::ranges::any_of(commands, [&](const auto& command) { return command.first == asked; });
   for (const auto& [name, add] : commands) {
     if (!is_known || name == asked) add();
+  }
+  if (!is_known && !asked.empty() && !asked.starts_with('-')) {
+    return lamina::cli::Finish(lamina::cli::UsageError(absl::InvalidArgumentError(
+        fmt::format("there is no command '{}'; see lamina --help", asked))));
   }
 
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them

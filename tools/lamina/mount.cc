@@ -61,7 +61,8 @@ absl::StatusOr<std::string> MountPoint(const std::string& path) {
 
 absl::StatusOr<int> Umount(const UmountOptions& options) {
   ASSIGN_OR_RETURN(const std::string target, MountPoint(options.target));
-  fs::Client client(StateFor(options.state, target), ProgramPath());
+  ASSIGN_OR_RETURN(std::string state, StateFor(options.state, target));
+  fs::Client client(std::move(state), ProgramPath());
   RETURN_IF_ERROR(client.Unmount(target));
   return kExitOk;
 }
@@ -111,7 +112,8 @@ absl::StatusOr<int> Stats(const StatsOptions& options) {
   if (!options.all) {
     ASSIGN_OR_RETURN(target, MountPoint(options.target));
   }
-  fs::Client client(StateFor(options.state, target.value_or("")), ProgramPath());
+  ASSIGN_OR_RETURN(std::string state, StateFor(options.state, target.value_or("")));
+  fs::Client client(std::move(state), ProgramPath());
   ASSIGN_OR_RETURN(const json mounts, client.Report(target));
   if (options.json) {
     PrintJson(mounts);

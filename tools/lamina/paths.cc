@@ -50,9 +50,11 @@ absl::Status MakeAbsolute(std::vector<std::string>& references) {
   return absl::OkStatus();
 }
 
-std::string StateFor(const std::string& given, const std::string& target) {
+absl::StatusOr<std::string> StateFor(const std::string& given, const std::string& target) {
   if (!given.empty()) return given;
-  return fs::StateOfMount(target).value_or(fs::DefaultStateDirectory());
+  absl::StatusOr<std::string> state = fs::StateOfMount(target);
+  if (absl::IsNotFound(state.status())) return fs::DefaultStateDirectory();
+  return state;
 }
 
 }  // namespace lamina::cli

@@ -127,7 +127,8 @@ absl::StatusOr<int> Record(RecordOptions& options) {
         absl::InvalidArgumentError("profile record: an image or --mount DIR, not both"));
   }
   ASSIGN_OR_RETURN(const std::string target, ExistingDirectory(options.mount), "--mount");
-  fs::Client client(StateFor(options.container.state, target), ProgramPath());
+  ASSIGN_OR_RETURN(std::string state, StateFor(options.container.state, target));
+  fs::Client client(std::move(state), ProgramPath());
   RETURN_IF_ERROR(Start(client, target), "record a profile");
   const absl::Status waited = WaitForStop(options.seconds);
   ASSIGN_OR_RETURN(const fs::Profile profile, Stop(client, target), "record a profile");
@@ -144,14 +145,16 @@ struct LiveOptions {
 
 absl::StatusOr<int> StartLive(const LiveOptions& options) {
   ASSIGN_OR_RETURN(const std::string target, ExistingDirectory(options.mount));
-  fs::Client client(StateFor(options.state, target), ProgramPath());
+  ASSIGN_OR_RETURN(std::string state, StateFor(options.state, target));
+  fs::Client client(std::move(state), ProgramPath());
   RETURN_IF_ERROR(Start(client, target), "record a profile");
   return kExitOk;
 }
 
 absl::StatusOr<int> StopLive(const LiveOptions& options) {
   ASSIGN_OR_RETURN(const std::string target, ExistingDirectory(options.mount));
-  fs::Client client(StateFor(options.state, target), ProgramPath());
+  ASSIGN_OR_RETURN(std::string state, StateFor(options.state, target));
+  fs::Client client(std::move(state), ProgramPath());
   ASSIGN_OR_RETURN(const fs::Profile profile, Stop(client, target), "record a profile");
   RETURN_IF_ERROR(Write(options.output, profile));
   return kExitOk;

@@ -190,6 +190,16 @@ def _(image):
         layer.file("new", b"new")
 
 
+@case("whiteout.aufs-keeps-files-with-several-names-aside")
+def _(image):
+    base(image)
+    with image.layer() as layer:
+        layer.directory(".wh..wh.plnk")
+        layer.file(".wh..wh.plnk/1.2", b"x")
+        layer.hardlink("one", ".wh..wh.plnk/1.2")
+        layer.hardlink("two", ".wh..wh.plnk/1.2")
+
+
 @case("whiteout.three-layers-each-removes-of-the-other")
 def _(image):
     base(image)
