@@ -26,6 +26,8 @@ bool Get(CURLU* url, CURLUPart part, unsigned flags, std::string* into) {
   return true;
 }
 
+char Lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
+
 absl::Status NotAUrl(std::string_view text, std::string_view why) {
   return absl::InvalidArgumentError(fmt::format("'{}' is no URL: {}", text.substr(0, 200), why));
 }
@@ -46,9 +48,7 @@ absl::StatusOr<Url> Read(CURLU* handle, std::string_view text) {
   if (url.scheme != "http" && url.scheme != "https") {
     return NotAUrl(text, "the scheme is neither http nor https");
   }
-  std::transform(url.host.begin(), url.host.end(), url.host.begin(), [](char c) {
-    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  });
+  std::transform(url.host.begin(), url.host.end(), url.host.begin(), Lower);
   return url;
 }
 
@@ -78,8 +78,12 @@ bool Url::SameOrigin(const Url& other) const {
   return scheme == other.scheme && host == other.host && port == other.port;
 }
 
+bool EqualIgnoringCase(std::string_view a, std::string_view b) {
+  return std::ranges::equal(a, b, {}, Lower, Lower);
+}
+
 bool IsLoopback(std::string_view host) {
-  if (host == "localhost" || host == "[::1]" || host == "::1") return true;
+  if (EqualIgnoringCase(host, "localhost") || host == "[::1]" || host == "::1") return true;
   std::array<unsigned, 4> parts{};
   const char* next = host.data();
   const char* const end = host.data() + host.size();

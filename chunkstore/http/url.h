@@ -29,6 +29,9 @@ struct Url {
   bool is_https() const { return scheme == "https"; }
 };
 
+// ASCII, as host names and the words of headers are compared.
+bool EqualIgnoringCase(std::string_view a, std::string_view b);
+
 // "localhost", 127.0.0.0/8 or [::1]; nothing that needs to be looked up first.
 bool IsLoopback(std::string_view host);
 

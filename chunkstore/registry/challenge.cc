@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "chunkstore/registry/challenge.h"
 
+#include <algorithm>
 #include <optional>
 
 namespace lamina::registry {
 namespace {
+
+constexpr std::string_view kToken68Characters =
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~+/";
 
 bool IsTokenCharacter(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
@@ -29,6 +33,16 @@ class Scanner {
     const std::string_view token = rest_.substr(0, length);
     rest_.remove_prefix(length);
     return token;
+  }
+  // What some schemes have in place of parameters (RFC 9110, section 11.2, token68): up to the end of
+  // the challenge.
+  bool TakeToken68() {
+    const size_t length = std::min(rest_.find_first_not_of(kToken68Characters), rest_.size());
+    const size_t padded = std::min(rest_.find_first_not_of('=', length), rest_.size());
+    const size_t next = std::min(rest_.find_first_not_of(" \t", padded), rest_.size());
+    if (length == 0 || (next < rest_.size() && rest_[next] != ',')) return false;
+    rest_.remove_prefix(next);
+    return true;
   }
   // A token or a quoted string.
   std::optional<std::string> TakeValue() {
@@ -80,6 +94,7 @@ std::vector<Challenge> ParseChallenges(std::string_view header) {
     scanner.SkipSpace();
     if (!scanner.Take('=')) {
       challenges.push_back({.scheme = word});
+      scanner.TakeToken68();
       continue;
     }
     scanner.SkipSpace();
@@ -88,6 +103,15 @@ std::vector<Challenge> ParseChallenges(std::string_view header) {
     challenges.back().parameters.emplace(word, *value);
   }
   return challenges;
+}
+
+const Challenge* FindUsable(const std::vector<Challenge>& challenges) {
+  const auto bearer = std::ranges::find_if(challenges, [](const Challenge& challenge) {
+    return challenge.scheme == "bearer" && !challenge.Parameter("realm").empty();
+  });
+  if (bearer != challenges.end()) return &*bearer;
+  const auto basic = std::ranges::find(challenges, "basic", &Challenge::scheme);
+  return basic == challenges.end() ? nullptr : &*basic;
 }
 
 }  // namespace lamina::registry

@@ -22,6 +22,10 @@ struct Challenge {
 // All challenges of one header value. What is malformed ends the list: what came before is kept.
 std::vector<Challenge> ParseChallenges(std::string_view header);
 
+// The one to answer: Bearer if it says where tokens are to be had, or else Basic; null if there is
+// neither.
+const Challenge* FindUsable(const std::vector<Challenge>& challenges);
+
 }  // namespace lamina::registry
 
 #endif  // LAMINA_CHUNKSTORE_REGISTRY_CHALLENGE_H_

@@ -5,6 +5,7 @@
 #ifndef LAMINA_CHUNKSTORE_REGISTRY_CREDENTIAL_HELPER_H_
 #define LAMINA_CHUNKSTORE_REGISTRY_CREDENTIAL_HELPER_H_
 
+#include <chrono>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -13,10 +14,12 @@
 
 namespace lamina::registry {
 
-// Nothing if the helper has none for this registry. kDeadlineExceeded if it takes longer than half a
-// minute: it may be asking someone who is not there.
-absl::StatusOr<std::optional<Credential>> AskHelper(const std::string& name,
-                                                    std::string_view registry);
+// Nothing if the helper has none for this registry. kDeadlineExceeded if it takes too long, and it is
+// killed then with all that it has started: it may be asking someone who is not there. Errors do not
+// repeat what it printed, which may be a secret.
+absl::StatusOr<std::optional<Credential>> AskHelper(
+    const std::string& name, std::string_view registry,
+    std::chrono::milliseconds patience = std::chrono::seconds(30));
 
 }  // namespace lamina::registry
 

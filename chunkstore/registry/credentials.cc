@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "chunkstore/registry/credentials.h"
 
+#include <absl/strings/ascii.h>
 #include <absl/strings/escaping.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
+#include <filesystem>
 
 #include "chunkstore/base/file.h"
 #include "chunkstore/base/json.h"
@@ -83,6 +89,18 @@ absl::StatusOr<std::optional<Credential>> FindInAuths(const oci::Field& auths,
   return std::optional<Credential>();
 }
 
+// What a file says; empty for /dev/null, which is how people say that there is none. Reading a FIFO
+// would wait for a writer.
+absl::StatusOr<std::string> ReadAuthFile(const std::string& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) return ErrnoStatus(errno, path);
+  if (S_ISCHR(info.st_mode) && info.st_rdev == makedev(1, 3)) return std::string();
+  if (!S_ISREG(info.st_mode)) {
+    return absl::FailedPreconditionError(fmt::format("{}: it is not a regular file", path));
+  }
+  return ReadFileToString(path, oci::kMaxDocumentSize);
+}
+
 }  // namespace
 
 absl::StatusOr<Credential> Credential::Parse(std::string_view text) {
@@ -98,20 +116,39 @@ std::string Credential::Basic() const {
   return "Basic " + absl::Base64Escape(fmt::format("{}:{}", username, password));
 }
 
-std::vector<std::string> AuthFilesOfEnvironment() {
-  if (const std::string file = Environment("REGISTRY_AUTH_FILE"); !file.empty()) return {file};
+absl::StatusOr<std::vector<std::string>> AuthFilesOfEnvironment() {
+  const auto absolute = [](const std::string& file) -> absl::StatusOr<std::string> {
+    std::error_code error;
+    const std::filesystem::path path = std::filesystem::absolute(file, error);
+    if (error) return ErrnoStatus(error.value(), "find " + file);
+    return path.string();
+  };
+  if (const std::string file = Environment("REGISTRY_AUTH_FILE"); !file.empty()) {
+    ASSIGN_OR_RETURN(std::string path, absolute(file));
+    return std::vector<std::string>{std::move(path)};
+  }
   std::vector<std::string> files;
-  const auto add = [&files](const std::string& directory, const char* name) {
-    if (directory.starts_with('/')) files.push_back(directory + name);
+  // Relative directories of XDG's are not valid (XDG Base Directory Specification).
+  const auto add_xdg = [&files](const std::string& directory) {
+    if (directory.starts_with('/')) files.push_back(directory + "/containers/auth.json");
   };
   const std::string home = Environment("HOME");
   const auto in_home = [&home](const char* variable, const char* otherwise) {
     const std::string value = Environment(variable);
     return value.empty() ? home + otherwise : value;
   };
-  add(Environment("XDG_RUNTIME_DIR"), "/containers/auth.json");
-  add(in_home("XDG_CONFIG_HOME", "/.config"), "/containers/auth.json");
-  add(in_home("DOCKER_CONFIG", "/.docker"), "/config.json");
+  const std::string runtime = Environment("XDG_RUNTIME_DIR");
+  if (runtime.empty()) {
+    const std::string directory = fmt::format("/run/containers/{}", ::getuid());
+    // For others than root it is rarely there, and often behind a directory that they may not enter.
+    if (::getuid() == 0 || ::access(directory.c_str(), X_OK) == 0) {
+      files.push_back(directory + "/auth.json");
+    }
+  }
+  add_xdg(runtime);
+  add_xdg(in_home("XDG_CONFIG_HOME", "/.config"));
+  ASSIGN_OR_RETURN(std::string docker, absolute(in_home("DOCKER_CONFIG", "/.docker")));
+  files.push_back(docker + "/config.json");
   return files;
 }
 
@@ -144,9 +181,10 @@ absl::StatusOr<std::optional<Credential>> FindCredential(const CredentialSources
     }
   }
   for (const std::string& path : sources.files) {
-    const absl::StatusOr<std::string> text = ReadFileToString(path, oci::kMaxDocumentSize);
+    const absl::StatusOr<std::string> text = ReadAuthFile(path);
     if (absl::IsNotFound(text.status())) continue;
     RETURN_IF_ERROR(text.status(), "credentials");
+    if (absl::StripAsciiWhitespace(*text).empty()) continue;
     ASSIGN_OR_RETURN(AuthFileEntry entry, FindInAuthFile(*text, path, host, repository));
     if (!entry.helper.empty()) {
       const std::string_view key = host == kDockerHub ? kDockerHubKey : host;

@@ -38,14 +38,15 @@ struct CredentialSources {
   std::vector<std::string> files;  // absolute paths; the first that knows a registry decides
 };
 
-// The files that this process' environment names: $REGISTRY_AUTH_FILE alone if it is set; else
-// ${XDG_RUNTIME_DIR}/containers/auth.json, ${XDG_CONFIG_HOME:-~/.config}/containers/auth.json and
-// ${DOCKER_CONFIG:-~/.docker}/config.json, whether they are there or not.
-std::vector<std::string> AuthFilesOfEnvironment();
+// The files that this process' environment names, with absolute paths, whether they are there or not:
+// $REGISTRY_AUTH_FILE alone if it is set; else ${XDG_RUNTIME_DIR}/containers/auth.json, or without
+// that variable /run/containers/UID/auth.json (containers-auth.json(5)), then
+// ${XDG_CONFIG_HOME:-~/.config}/containers/auth.json and ${DOCKER_CONFIG:-~/.docker}/config.json.
+absl::StatusOr<std::vector<std::string>> AuthFilesOfEnvironment();
 
 // The credential for a repository, if there is one. Reads files and runs helpers each time, since
-// either may change. Files that are not there are passed over; one that cannot be read or understood,
-// and a helper that fails, is an error. Any thread.
+// either may change. Files that are not there or empty are passed over, and so is /dev/null; one that
+// cannot be read or understood, and a helper that fails, is an error. Any thread.
 absl::StatusOr<std::optional<Credential>> FindCredential(const CredentialSources& sources,
                                                          std::string_view host,
                                                          std::string_view repository);

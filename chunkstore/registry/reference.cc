@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <charconv>
 
+#include "chunkstore/http/url.h"
+
 namespace lamina::registry {
 namespace {
 
@@ -101,8 +103,8 @@ absl::StatusOr<Reference> Reference::Parse(std::string_view text) {
   const size_t slash = rest.find('/');
   reference.host = std::string(rest.substr(0, slash));
   const bool has_host =
-      slash != std::string_view::npos &&
-      (reference.host.find_first_of(".:") != std::string::npos || reference.host == "localhost");
+      slash != std::string_view::npos && (reference.host.find_first_of(".:") != std::string::npos ||
+                                          http::EqualIgnoringCase(reference.host, "localhost"));
   if (!has_host) {
     return Invalid(text, "it names no registry; images of Docker Hub are docker.io/library/NAME");
   }

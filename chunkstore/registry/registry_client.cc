@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "chunkstore/registry/registry_client.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <utility>
 
@@ -10,18 +13,21 @@
 #include "chunkstore/http/url.h"
 #include "chunkstore/registry/ca_file.h"
 #include "chunkstore/registry/errors.h"
+#include "chunkstore/registry/link.h"
 #include "chunkstore/registry/reference.h"
 
 namespace lamina::registry {
 namespace {
 
 // What manifests are asked for as; a server may convert between them or refuse what is not listed.
-constexpr std::string_view kManifestTypes =
-    "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json, "
-    "application/vnd.docker.distribution.manifest.v2+json, "
-    "application/vnd.docker.distribution.manifest.list.v2+json";
+constexpr std::array<std::string_view, 4> kManifestTypes = {
+    "application/vnd.oci.image.manifest.v1+json", "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json"};
 // A server's mistake should not last longer, whatever pause it asks for.
 constexpr std::chrono::seconds kMaxPause = std::chrono::minutes(5);
+// Pages of a list, which its server might never end.
+constexpr int kMaxPages = 100;
 constexpr std::string_view kIndexType = "application/vnd.oci.image.index.v1+json";
 
 std::string_view WithoutPort(std::string_view host) {
@@ -60,6 +66,29 @@ absl::Status CheckDigest(std::string_view content, const Digest& expected) {
 std::string MediaType(const http::Response& response) {
   const std::string type = response.Header("content-type");
   return type.substr(0, type.find_first_of("; "));
+}
+
+bool IsManifestType(std::string_view type) {
+  return std::ranges::find(kManifestTypes, type) != kManifestTypes.end();
+}
+
+// Whether it is a manifest or index at all, by the server's word or its own: between us and a mirror
+// there may be a page that wants a log-in, and says 200.
+absl::Status CheckIsManifest(const Document& document) {
+  ASSIGN_OR_RETURN(const nlohmann::json value, oci::ParseJson(document.content, "answer"));
+  const oci::Field field(value, "answer");
+  ASSIGN_OR_RETURN(const oci::Field version, field.Get("schemaVersion"));
+  ASSIGN_OR_RETURN(const uint64_t number, version.Size());
+  if (number != 2) return version.Error(fmt::format("{}, not 2", number));
+  ASSIGN_OR_RETURN(const std::string type, field.OptionalString("mediaType"));
+  if (IsManifestType(document.media_type) || IsManifestType(type)) return absl::OkStatus();
+  return field.Error(fmt::format("it is a '{}'", document.media_type));
+}
+
+// What is behind the host of a URL.
+std::string_view PathOf(const http::Url& url) {
+  const std::string_view text = url.text;
+  return text.substr(std::min(text.find('/', text.find("://") + 3), text.size()));
 }
 
 }  // namespace
@@ -196,27 +225,37 @@ absl::StatusOr<http::Response> RegistryClient::Send(const std::string& path_or_u
 absl::StatusOr<Document> RegistryClient::GetManifest(const std::string& tag_or_digest) {
   ASSIGN_OR_RETURN(
       http::Response response,
-      Send("manifests/" + tag_or_digest, {.headers = {{"Accept", std::string(kManifestTypes)}},
-                                          .max_body = oci::kMaxDocumentSize}));
+      Send("manifests/" + tag_or_digest,
+           {.headers = {{"Accept", fmt::format("{}", fmt::join(kManifestTypes, ", "))}},
+            .max_body = oci::kMaxDocumentSize}));
   if (!response.ok()) return Name(Annotate(ErrorOf(response), "manifest " + tag_or_digest));
   Document document{.content = std::move(response.body), .media_type = MediaType(response)};
   document.digest = Digest::Of(AsBytes(document.content));
   // A tag's digest is what the server says it is, so this finds no more than damage on the way.
-  const std::string promised = tag_or_digest.starts_with("sha256:")
-                                   ? tag_or_digest
-                                   : response.Header("docker-content-digest");
+  const bool by_digest = tag_or_digest.starts_with("sha256:");
+  const std::string promised = by_digest ? tag_or_digest : response.Header("docker-content-digest");
   if (promised.starts_with("sha256:") && promised != document.digest.ToString()) {
     return Name(absl::DataLossError(
         fmt::format("manifest {}: digest mismatch: {} was expected, the content has {}",
                     tag_or_digest, promised, document.digest.ToString())));
   }
+  if (is_mirror() && !by_digest) {
+    if (const absl::Status status = CheckIsManifest(document); !status.ok()) {
+      return Name(
+          absl::DataLossError(fmt::format("manifest {}: the answer is neither a manifest nor "
+                                          "an index: {}",
+                                          tag_or_digest, std::string(status.message()))));
+    }
+  }
   return document;
 }
 
 absl::StatusOr<bool> RegistryClient::HasManifest(const std::string& tag_or_digest) {
-  ASSIGN_OR_RETURN(const http::Response response,
-                   Send("manifests/" + tag_or_digest,
-                        {.method = "HEAD", .headers = {{"Accept", std::string(kManifestTypes)}}}));
+  ASSIGN_OR_RETURN(
+      const http::Response response,
+      Send("manifests/" + tag_or_digest,
+           {.method = "HEAD",
+            .headers = {{"Accept", fmt::format("{}", fmt::join(kManifestTypes, ", "))}}}));
   if (response.status == 404) return false;
   if (!response.ok()) return Name(Annotate(ErrorOf(response), "manifest " + tag_or_digest));
   return true;
@@ -239,32 +278,88 @@ absl::StatusOr<bool> RegistryClient::PutManifest(const std::string& tag_or_diges
   return !response.Header("oci-subject").empty();
 }
 
-absl::StatusOr<Document> RegistryClient::GetReferrers(const Digest& digest,
-                                                      std::string_view artifact_type) {
-  ASSIGN_OR_RETURN(
-      http::Response response,
-      Send(fmt::format("referrers/{}?artifactType={}", digest.ToString(),
-                       http::Escape(artifact_type)),
-           {.headers = {{"Accept", std::string(kIndexType)}}, .max_body = oci::kMaxDocumentSize}));
-  if (!response.ok()) return Name(Annotate(ErrorOf(response), "referrers of " + digest.ToString()));
-  // A server without the API may answer with anything, a page for people for example.
-  if (MediaType(response) != kIndexType) {
-    return Name(absl::NotFoundError("no referrers API: the answer is no index"));
+absl::StatusOr<std::string> RegistryClient::NextPage(const http::Response& response) {
+  std::string link;
+  const auto [first, last] = response.headers.equal_range("link");
+  for (auto header = first; header != last && link.empty(); ++header) {
+    link = NextLink(header->second);
   }
-  Document document{.content = std::move(response.body), .media_type = std::string(kIndexType)};
-  document.digest = Digest::Of(AsBytes(document.content));
-  return document;
+  if (link.empty()) return link;
+  ASSIGN_OR_RETURN(const std::string base, Base());
+  ASSIGN_OR_RETURN(const http::Url ours, http::Url::Parse(base));
+  ASSIGN_OR_RETURN(const http::Url from, http::Url::Parse(response.url));
+  ASSIGN_OR_RETURN(const http::Url next, from.Resolve(link));
+  // Only the path counts, as it does for other clients: a server behind a proxy may be wrong about
+  // its own scheme and host, and no other one is to be asked.
+  const std::string_view path = PathOf(next);
+  if (!path.starts_with(PathOf(ours))) {
+    return absl::FailedPreconditionError(
+        fmt::format("'{}' leads out of the repository", next.text.substr(0, 500)));
+  }
+  const size_t host_size = ours.text.size() - PathOf(ours).size();
+  return ours.text.substr(0, host_size) + std::string(path);
+}
+
+absl::Status RegistryClient::GetPages(
+    const std::string& path, std::string_view accept, std::string_view what,
+    const std::function<absl::StatusOr<bool>(const http::Response&)>& take) {
+  uint64_t left = oci::kMaxDocumentSize;
+  std::string place = path;
+  for (int page = 0; page < kMaxPages; ++page) {
+    const auto annotated = [&](const absl::Status& status) {
+      if (page == 0) return Name(Annotate(status, what));
+      return Name(absl::UnavailableError(
+          fmt::format("{}: page {}: {}", what, page + 1, std::string(status.message()))));
+    };
+    const absl::StatusOr<http::Response> response =
+        Send(place, {.headers = {{"Accept", std::string(accept)}}, .max_body = left});
+    if (!response.ok()) return page == 0 ? response.status() : annotated(response.status());
+    if (!response->ok()) return annotated(ErrorOf(*response));
+    left -= response->body.size();
+    const absl::StatusOr<bool> wants_more = take(*response);
+    if (!wants_more.ok()) return annotated(wants_more.status());
+    if (!*wants_more) return absl::OkStatus();
+    absl::StatusOr<std::string> next = NextPage(*response);
+    if (!next.ok()) {
+      return Name(absl::UnavailableError(
+          fmt::format("{}: next page: {}", what, std::string(next.status().message()))));
+    }
+    if (next->empty()) return absl::OkStatus();
+    place = *std::move(next);
+  }
+  return Name(absl::ResourceExhaustedError(fmt::format("{}: more than {} pages", what, kMaxPages)));
+}
+
+absl::StatusOr<std::vector<std::string>> RegistryClient::GetReferrers(
+    const Digest& digest, std::string_view artifact_type) {
+  std::vector<std::string> pages;
+  RETURN_IF_ERROR(GetPages(
+      fmt::format("referrers/{}?artifactType={}", digest.ToString(), http::Escape(artifact_type)),
+      kIndexType, "referrers of " + digest.ToString(),
+      [&](const http::Response& response) -> absl::StatusOr<bool> {
+        // A server without the API may answer with anything, a page for people for example.
+        if (MediaType(response) != kIndexType) {
+          return absl::NotFoundError("no referrers API: the answer is no index");
+        }
+        pages.push_back(response.body);
+        return true;
+      }));
+  return pages;
 }
 
 absl::StatusOr<std::vector<std::string>> RegistryClient::ListTags(size_t limit) {
-  ASSIGN_OR_RETURN(const http::Response response,
-                   Send(fmt::format("tags/list?n={}", limit), {.max_body = oci::kMaxDocumentSize}));
-  if (!response.ok()) return Name(Annotate(ErrorOf(response), "list tags"));
-  ASSIGN_OR_RETURN(const nlohmann::json value, oci::ParseJson(response.body, "list of tags"));
-  ASSIGN_OR_RETURN(std::vector<std::string> tags,
-                   oci::Field(value, "list of tags").OptionalStrings("tags"));
-  if (tags.size() > limit) tags.resize(limit);
-  std::erase_if(tags, [](const std::string& tag) { return !IsTag(tag); });
+  std::vector<std::string> tags;
+  RETURN_IF_ERROR(GetPages(
+      fmt::format("tags/list?n={}", limit), "application/json", "list tags",
+      [&](const http::Response& response) -> absl::StatusOr<bool> {
+        ASSIGN_OR_RETURN(const nlohmann::json value, oci::ParseJson(response.body, "list of tags"));
+        ASSIGN_OR_RETURN(const std::vector<std::string> page,
+                         oci::Field(value, "list of tags").OptionalStrings("tags"));
+        for (const std::string& tag : page) {
+          if (tags.size() < limit && IsTag(tag)) tags.push_back(tag);
+        }
+        return tags.size() < limit;
+      }));
   return tags;
 }
 

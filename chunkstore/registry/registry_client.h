@@ -56,7 +56,8 @@ class RegistryClient {
   // its end, or fail at once if it is too long, or if there is another server to ask.
   bool is_busy() const { return Clock::now() < BusyUntil(); }
 
-  // By tag or digest. If by digest, or if the server tells one, the digest is checked.
+  // By tag or digest. If by digest, or if the server tells one, the digest is checked. What a mirror
+  // has for a tag is kDataLoss if it is no manifest or index; of the registry the caller has to see.
   absl::StatusOr<Document> GetManifest(const std::string& tag_or_digest);
   // Whether it is there; nothing is said of what it is.
   absl::StatusOr<bool> HasManifest(const std::string& tag_or_digest);
@@ -64,11 +65,12 @@ class RegistryClient {
   absl::StatusOr<bool> PutManifest(const std::string& tag_or_digest, std::string_view media_type,
                                    std::string content);
 
-  // The index of what has `digest` as its subject, from the referrers API; kNotFound if the server
-  // does not have that API.
-  absl::StatusOr<Document> GetReferrers(const Digest& digest, std::string_view artifact_type);
+  // The index of what has `digest` as its subject, from the referrers API, in the pages in which the
+  // server gives it: JSON of an index each. kNotFound if the server does not have that API.
+  absl::StatusOr<std::vector<std::string>> GetReferrers(const Digest& digest,
+                                                        std::string_view artifact_type);
 
-  // Some of the repository's tags.
+  // The repository's tags, or the first `limit` of them.
   absl::StatusOr<std::vector<std::string>> ListTags(size_t limit);
 
   // A whole blob of at most `size` bytes. The digest is checked.
@@ -105,6 +107,12 @@ class RegistryClient {
   absl::StatusOr<bool> IsOurs(const std::string& url);
   bool AllowsHttp() const;
   absl::StatusOr<http::Response> Authorized(http::Request request);
+  // Gets a list, page by page, until `take` wants no more. All pages together may be as long as a
+  // document. Errors of the first page have their code; a list that breaks off is kUnavailable.
+  absl::Status GetPages(const std::string& path, std::string_view accept, std::string_view what,
+                        const std::function<absl::StatusOr<bool>(const http::Response&)>& take);
+  // The URL of the next page; empty if this is the last.
+  absl::StatusOr<std::string> NextPage(const http::Response& response);
   absl::Status Name(absl::Status status) const { return Annotate(std::move(status), name_); }
 
   const Options options_;

@@ -16,11 +16,6 @@ constexpr auto kMaxLifetime = std::chrono::hours(24);
 // A token is renewed when this much of its life is left, or a quarter of it if that is less.
 constexpr auto kMaxMargin = std::chrono::seconds(20);
 
-const Challenge* Find(const std::vector<Challenge>& challenges, std::string_view scheme) {
-  const auto found = std::ranges::find(challenges, scheme, &Challenge::scheme);
-  return found == challenges.end() ? nullptr : &*found;
-}
-
 bool IsHeaderText(std::string_view text) {
   return std::ranges::all_of(text, [](char c) { return c > ' ' && c < 127; });
 }
@@ -74,12 +69,11 @@ absl::StatusOr<std::string> TokenSource::Authorization() {
 }
 
 absl::Status TokenSource::Renew(const std::vector<Challenge>& challenges, const std::string& used) {
-  const Challenge* challenge = Find(challenges, "bearer");
-  if (challenge == nullptr) challenge = Find(challenges, "basic");
+  const Challenge* challenge = FindUsable(challenges);
   if (challenge == nullptr) {
     return absl::UnauthenticatedError(
         "the server wants authentication of a kind that is not known "
-        "here (neither Basic nor Bearer)");
+        "here (neither Basic nor Bearer with a realm)");
   }
   std::unique_lock lock(mutex_);
   if (grant_.header != used) return absl::OkStatus();  // another thread was faster

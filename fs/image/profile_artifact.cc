@@ -176,13 +176,13 @@ absl::StatusOr<AttachedProfile> Attach(const Image& image, const Profile& profil
 
 }  // namespace
 
-absl::StatusOr<std::vector<AttachedProfile>> ListProfiles(const Image& image) {
+absl::StatusOr<std::vector<absl::StatusOr<AttachedProfile>>> ListProfiles(const Image& image) {
   ASSIGN_OR_RETURN(const std::vector<Descriptor> entries,
                    image.store->FindReferrers(image.manifest_digest, kProfileType));
-  std::vector<AttachedProfile> profiles;
+  std::vector<absl::StatusOr<AttachedProfile>> profiles;
   for (const Descriptor& entry : entries) {
-    ASSIGN_OR_RETURN(AttachedProfile profile, ReadAttached(image, entry), "profile {}",
-                     entry.digest.ToString());
+    absl::StatusOr<AttachedProfile> profile = ReadAttached(image, entry);
+    if (!profile.ok()) profile = Annotate(profile.status(), "profile " + entry.digest.ToString());
     profiles.push_back(std::move(profile));
   }
   return profiles;

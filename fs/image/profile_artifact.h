@@ -28,8 +28,8 @@ struct AttachedProfile {
 
 // The profile that was attached to the image last; kNotFound if there is none.
 absl::StatusOr<AttachedProfile> FindProfile(const Image& image);
-// All of them, oldest first.
-absl::StatusOr<std::vector<AttachedProfile>> ListProfiles(const Image& image);
+// All of them, oldest first; in place of one that cannot be read an error that names it.
+absl::StatusOr<std::vector<absl::StatusOr<AttachedProfile>>> ListProfiles(const Image& image);
 
 // Stores a profile with the image, and with a pack if so asked; in a layout in place of the one that
 // is attached to it. kInvalidArgument if the profile names a blob that is no layer of the image, or a frame that

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fs/image/registry_store.h"
 
+#include <absl/time/time.h>
+
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -18,6 +21,9 @@ using oci::Descriptor;
 using registry::Document;
 using registry::Repository;
 
+// Of one type for one subject.
+constexpr size_t kMaxReferrers = 1000;
+
 // What a document is: what the server says, or the document itself where the server says something
 // else (some send everything as application/json).
 absl::StatusOr<std::string> TypeOf(const Document& document) {
@@ -25,6 +31,20 @@ absl::StatusOr<std::string> TypeOf(const Document& document) {
   absl::StatusOr<std::string> type = oci::DocumentType(document.content);
   RETURN_IF_ERROR(type.status(), "the server says it is a '{}'", document.media_type);
   return type;
+}
+
+// When what is in a list was made, by the annotation that the list repeats from it; before all others
+// if it does not say.
+absl::Time CreatedAt(const Descriptor& entry) {
+  const auto created = entry.annotations.find(std::string(oci::kCreatedKey));
+  absl::Time time = absl::InfinitePast();
+  if (created != entry.annotations.end()) {
+    std::string error;
+    if (!absl::ParseTime(absl::RFC3339_full, created->second, &time, &error)) {
+      return absl::InfinitePast();
+    }
+  }
+  return time;
 }
 
 class RegistryStore : public ImageStore {
@@ -135,21 +155,36 @@ absl::StatusOr<oci::Index> ReadReferrersTag(registry::RegistryClient& client,
 absl::StatusOr<std::vector<Descriptor>> FindReferrersIn(registry::RegistryClient& client,
                                                         const Digest& subject,
                                                         std::string_view artifact_type) {
-  oci::Index index;
-  const absl::StatusOr<Document> document = client.GetReferrers(subject, artifact_type);
-  if (document.ok()) {
-    ASSIGN_OR_RETURN(index, ParseIndex(*document), "referrers of {}", subject.ToString());
-  } else if (absl::IsNotFound(document.status()) || absl::IsUnimplemented(document.status()) ||
-             absl::IsInvalidArgument(document.status())) {
-    ASSIGN_OR_RETURN(index, ReadReferrersTag(client, subject));
-  } else {
-    return document.status();
-  }
+  std::vector<Descriptor> found;
   // Servers may leave the filter to us.
-  std::erase_if(index.manifests, [&](const Descriptor& manifest) {
-    return manifest.artifact_type != artifact_type;
-  });
-  return std::move(index.manifests);
+  const auto keep = [&](const oci::Index& index) {
+    std::ranges::copy_if(index.manifests, std::back_inserter(found), [&](const Descriptor& entry) {
+      return entry.artifact_type == artifact_type;
+    });
+  };
+  const absl::StatusOr<std::vector<std::string>> pages =
+      client.GetReferrers(subject, artifact_type);
+  if (pages.ok()) {
+    for (const std::string& page : *pages) {
+      ASSIGN_OR_RETURN(const oci::Index index, oci::Index::Parse(page), "referrers of {}",
+                       subject.ToString());
+      keep(index);
+    }
+  } else if (absl::IsNotFound(pages.status()) || absl::IsUnimplemented(pages.status()) ||
+             absl::IsInvalidArgument(pages.status())) {
+    ASSIGN_OR_RETURN(const oci::Index index, ReadReferrersTag(client, subject));
+    keep(index);
+  } else {
+    return pages.status();
+  }
+  if (found.size() > kMaxReferrers) {
+    return absl::ResourceExhaustedError(fmt::format("referrers of {}: more than {} of type {}",
+                                                    subject.ToString(), kMaxReferrers,
+                                                    artifact_type));
+  }
+  // Servers list them in any order.
+  std::ranges::stable_sort(found, {}, CreatedAt);
+  return found;
 }
 
 }  // namespace lamina::fs

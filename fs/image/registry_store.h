@@ -18,7 +18,8 @@ absl::StatusOr<std::shared_ptr<http::Client>> ClientOf(const RegistryAccess& acc
 
 // What is attached to `subject` in this repository and has the artifact type: from the referrers API,
 // or where there is none from the tag that stands in for it (distribution-spec, "Referrers Tag
-// Schema"). The second form gives the whole index behind that tag; empty if there is none.
+// Schema"). Oldest first by the annotation kCreatedKey, or in the server's order where it is missing
+// or equal. The second form gives the whole index behind that tag; empty if there is none.
 absl::StatusOr<std::vector<oci::Descriptor>> FindReferrersIn(registry::RegistryClient& client,
                                                              const Digest& subject,
                                                              std::string_view artifact_type);

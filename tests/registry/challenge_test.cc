@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "chunkstore/registry/challenge.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 namespace lamina::registry {
@@ -26,6 +27,30 @@ TEST(ChallengeTest, SeveralInOneHeader) {
   EXPECT_EQ(challenges[1].Parameter("realm"), "plain");
   EXPECT_EQ(challenges[1].Parameter("charset"), "UTF-8");
   EXPECT_EQ(challenges[2].Parameter("realm"), "x\"y\\z");
+}
+
+TEST(ChallengeTest, SomeSchemesHaveATokenInPlaceOfParameters) {
+  for (const char* token : {"abc==", "abc", "YWJj/+=", "abc== "}) {
+    const auto challenges =
+        ParseChallenges(fmt::format(R"(Negotiate {}, Bearer realm="u", scope=s)", token));
+    ASSERT_EQ(challenges.size(), 2u) << token;
+    EXPECT_EQ(challenges[1].scheme, "bearer");
+    EXPECT_EQ(challenges[1].Parameter("realm"), "u");
+    EXPECT_EQ(challenges[1].Parameter("scope"), "s");
+  }
+}
+
+TEST(ChallengeTest, BearerIsUsableIfItHasARealm) {
+  const auto usable = [](std::string_view header) -> std::string {
+    const std::vector<Challenge> challenges = ParseChallenges(header);
+    const Challenge* found = FindUsable(challenges);
+    return found == nullptr ? "none" : found->scheme + " " + found->Parameter("realm");
+  };
+  EXPECT_EQ(usable(R"(Bearer error="invalid_token", Bearer realm="u")"), "bearer u");
+  EXPECT_EQ(usable(R"(Basic realm="b", Bearer realm="u")"), "bearer u");
+  EXPECT_EQ(usable(R"(Bearer error="invalid_token", Basic realm="b")"), "basic b");
+  EXPECT_EQ(usable("Basic"), "basic ");
+  EXPECT_EQ(usable("Bearer, Negotiate"), "none");
 }
 
 TEST(ChallengeTest, MalformedEndsTheList) {

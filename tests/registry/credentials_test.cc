@@ -2,6 +2,12 @@
 #include "chunkstore/registry/credentials.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <map>
 
 #include "chunkstore/base/file.h"
 
@@ -80,6 +86,88 @@ TEST(CredentialsTest, FilesInOrderAndMissingOnesPassedOver) {
   ASSERT_TRUE(WriteFileAtomically(first, "{").ok());
   const auto damaged = FindCredential(sources, "h", "a");
   EXPECT_NE(damaged.status().ToString().find(first), std::string::npos) << damaged.status();
+}
+
+TEST(CredentialsTest, WhatIsEmptyHasNoCredentials) {
+  const auto directory = TemporaryDirectory::Create(testing::TempDir(), "lamina-auth-");
+  ASSERT_TRUE(directory.ok());
+  const std::string file = directory->path() + "/file";
+  for (const char* content : {"", "\n", "{}"}) {
+    ASSERT_TRUE(WriteFileAtomically(file, content).ok());
+    const auto found = FindCredential({.files = {"/dev/null", file}}, "h", "a");
+    ASSERT_TRUE(found.ok()) << found.status();
+    EXPECT_FALSE(found->has_value());
+  }
+}
+
+TEST(CredentialsTest, OnlyRegularFilesAreRead) {
+  const auto directory = TemporaryDirectory::Create(testing::TempDir(), "lamina-auth-");
+  ASSERT_TRUE(directory.ok());
+  const std::string fifo = directory->path() + "/fifo";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  for (const std::string& path : {fifo, directory->path()}) {
+    const auto found = FindCredential({.files = {path}}, "h", "a");
+    EXPECT_NE(found.status().ToString().find("not a regular file"), std::string::npos)
+        << found.status();
+  }
+}
+
+// Sets variables, or removes those without a value, and puts back what was there.
+class Environment {
+ public:
+  struct Variable {
+    std::string name;
+    const char* value;
+  };
+  explicit Environment(const std::vector<Variable>& variables) {
+    for (const auto& [name, value] : variables) {
+      const char* old = std::getenv(name.c_str());
+      old_[name] = old == nullptr ? std::nullopt : std::optional<std::string>(old);
+      Set(name, value);
+    }
+  }
+  Environment(const Environment&) = delete;
+  ~Environment() {
+    for (const auto& [name, value] : old_) Set(name, value ? value->c_str() : nullptr);
+  }
+
+ private:
+  static void Set(const std::string& name, const char* value) {
+    if (value == nullptr) {
+      ::unsetenv(name.c_str());
+    } else {
+      ::setenv(name.c_str(), value, 1);
+    }
+  }
+  std::map<std::string, std::optional<std::string>> old_;
+};
+
+using Files = std::vector<std::string>;
+
+TEST(CredentialsTest, FilesOfTheEnvironment) {
+  const Environment environment({{"REGISTRY_AUTH_FILE", nullptr},
+                                 {"XDG_RUNTIME_DIR", "/run/user/7"},
+                                 {"XDG_CONFIG_HOME", nullptr},
+                                 {"DOCKER_CONFIG", nullptr},
+                                 {"HOME", "/home/u"}});
+  EXPECT_EQ(*AuthFilesOfEnvironment(),
+            (Files{"/run/user/7/containers/auth.json", "/home/u/.config/containers/auth.json",
+                   "/home/u/.docker/config.json"}));
+  // As podman has it where nobody has logged in to a session.
+  const Environment no_session({Environment::Variable{"XDG_RUNTIME_DIR", nullptr}});
+  if (::getuid() == 0) {
+    EXPECT_EQ(AuthFilesOfEnvironment()->front(), "/run/containers/0/auth.json");
+  }
+  const Environment file({Environment::Variable{"REGISTRY_AUTH_FILE", "/a/b"}});
+  EXPECT_EQ(*AuthFilesOfEnvironment(), Files{"/a/b"});
+}
+
+TEST(CredentialsTest, RelativeFilesAreInTheWorkingDirectory) {
+  const std::string here = std::filesystem::current_path().string();
+  const Environment docker({{"REGISTRY_AUTH_FILE", nullptr}, {"DOCKER_CONFIG", "d"}});
+  EXPECT_EQ(AuthFilesOfEnvironment()->back(), here + "/d/config.json");
+  const Environment file({Environment::Variable{"REGISTRY_AUTH_FILE", "a/b"}});
+  EXPECT_EQ(*AuthFilesOfEnvironment(), Files{here + "/a/b"});
 }
 
 TEST(CredentialsTest, TextIsUserAndPassword) {

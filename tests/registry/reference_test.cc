@@ -33,6 +33,7 @@ TEST(RegistryReferenceTest, ImagesOfDockerHubWithOnePartAreInLibrary) {
 TEST(RegistryReferenceTest, AddressesAreHostsToo) {
   EXPECT_EQ(Reference::Parse("127.0.0.1:5000/a")->host, "127.0.0.1:5000");
   EXPECT_EQ(Reference::Parse("[::1]:5000/a:b")->host, "[::1]:5000");
+  EXPECT_EQ(Reference::Parse("LocalHost/a")->host, "LocalHost");
   EXPECT_EQ(Reference::Parse("[fe80::1]/a")->host, "[fe80::1]");
 }
 

@@ -45,7 +45,7 @@ TEST(UrlTest, RefusesWhatIsNone) {
 }
 
 TEST(UrlTest, Loopback) {
-  for (const char* host : {"localhost", "127.0.0.1", "127.255.0.9", "[::1]", "::1"}) {
+  for (const char* host : {"localhost", "LOCALHOST", "127.0.0.1", "127.255.0.9", "[::1]", "::1"}) {
     EXPECT_TRUE(IsLoopback(host)) << host;
   }
   for (const char* host : {"", "localhost.evil", "127.0.0.1.evil", "127.0.0", "128.0.0.1",

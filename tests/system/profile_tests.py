@@ -10,10 +10,11 @@ from harness import (check, check_equal, drop_caches, need_root, noise, program,
                      small_image, test, wait_until)
 from oci_layout import Image
 from registry_server import Proxy
-from registry_tests import plain_registry
+from registry_tests import ReferrersProxy, plain_registry
 from run_container_tests import busybox_image
 
 MIB = 1 << 20
+CREATED = "org.opencontainers.image.created"
 
 
 def files_image(workspace, count=24, size=MIB, destination="converted"):
@@ -157,6 +158,15 @@ def _(workspace):
                               status=1)
     check("nowhere" in result.stderr, f"the error is {result.stderr}")
     check_equal(len(result.stdout.splitlines()), 1, "lines of output")
+
+
+@test("prefetch.list-may-begin-with-a-byte-order-mark")
+def _(workspace):
+    need_root()
+    listed = workspace.path("list")
+    listed.write_text(files_image(workspace, 1) + "\n", encoding="utf-8-sig")
+    report, = prefetch(workspace, "--from-file", listed)
+    check_equal(report["frames"], 4, "frames")
 
 
 @test("prefetch.obeys-a-rate-limit")
@@ -317,6 +327,49 @@ def _(workspace):
     report, = prefetch(workspace, image, "--profile-only", status=1)
     check("profile" in report["error"], report["error"])
     prefetch(workspace, image)
+
+
+@test("profile.newest-is-used-in-whatever-order-a-registry-lists-them")
+def _(workspace):
+    need_root()
+    image = files_image(workspace, 2)
+    profiles = [record(workspace, image, name, output=f"{name}.json") for name in ("f00", "f01")]
+    with plain_registry(workspace) as server, ReferrersProxy(server) as proxy:
+        stored = proxy.reference("app")
+        workspace.lamina("convert", f"oci:{workspace.path('converted-source')}", stored)
+        for profile in profiles:
+            workspace.lamina("profile", "attach", stored, profile)
+        (entries,) = proxy.attached.values()
+
+        def used():
+            return json.loads(workspace.lamina("profile", "show", stored, "--json").stdout)
+
+        def listed():
+            result = workspace.lamina("profile", "ls", stored, "--json")
+            return [entry["manifest_digest"] for entry in json.loads(result.stdout)], result.stderr
+        first, second = entries
+        # Half an hour later, for who has another time of the day.
+        first["annotations"] = {CREATED: "2026-01-01T12:00:00Z"}
+        second["annotations"] = {CREATED: "2026-01-01T10:30:00.5-02:00"}
+        for order in ([first, second], [second, first]):
+            entries[:] = order
+            requests = len(proxy.requests)
+            check_equal(used(), json.loads(profiles[1].read_text()), "the profile that is used")
+            reads = [path for _, path, _ in proxy.requests[requests:] if first["digest"] in path]
+            check_equal(reads, [], "requests for one that is not used")
+            check_equal(listed()[0], [first["digest"], second["digest"]], "what is listed")
+        # Nothing but the order tells, and what does not say comes first.
+        for entry in (first, second):
+            entry["annotations"] = {}
+        check_equal(used(), json.loads(profiles[0].read_text()), "the last profile in the list")
+        second["annotations"] = {CREATED: "2026-01-01T12:00:00Z"}
+        check_equal(used(), json.loads(profiles[1].read_text()), "the profile with a time")
+        # One that cannot be read does not hide the others.
+        missing = dict(first, digest="sha256:" + "0" * 64)
+        entries[:] = [missing, second]
+        digests, errors = listed()
+        check_equal(digests, [second["digest"]], "what is listed")
+        check(missing["digest"] in errors, errors)
 
 
 @test("profile.prefetch-of-profiles-only-needs-one")

@@ -281,18 +281,26 @@ def manifest_raw(reference):
                           check=True, capture_output=True).stdout
 
 
-@test("registry.referrers-api")
-def _(workspace):
+class ReferrersProxy(Proxy):
     """A server with the API of distribution-spec 1.1, which Debian's does not have."""
-    need_root()
-    attached = {}  # subject: descriptors
 
-    def fault(handler):
+    def __init__(self, upstream):
+        super().__init__(upstream, self.serve)
+        self.attached = {}  # subject: descriptors
+        self.pages = self.one_page
+
+    @staticmethod
+    def one_page(_, entries):
+        """What is answered to a path: entries, and the Link to the next page or None."""
+        return entries, None
+
+    def serve(self, handler):
         match = re.match(r"/v2/app/referrers/(sha256:[0-9a-f]+)", handler.path)
         if match:
-            index = {"schemaVersion": 2, "mediaType": INDEX,
-                     "manifests": attached.get(match[1], [])}
-            handler.reply(200, json.dumps(index).encode(), Content_Type=INDEX)
+            entries, link = self.pages(handler.path, self.attached.get(match[1], []))
+            index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": entries}
+            headers = {"Link": f'<{link}>; rel="next"'} if link else {}
+            handler.reply(200, json.dumps(index).encode(), Content_Type=INDEX, **headers)
             return True
         if handler.command != "PUT" or "/manifests/" not in handler.path:
             return None
@@ -300,21 +308,126 @@ def _(workspace):
         subject = manifest.get("subject", {}).get("digest")
         if not subject:
             return None
-        attached.setdefault(subject, []).append(
+        self.attached.setdefault(subject, []).append(
             {"mediaType": manifest["mediaType"], "digest": handler.path.rsplit("/", 1)[1],
-             "size": len(handler.body), "artifactType": manifest["artifactType"]})
+             "size": len(handler.body), "artifactType": manifest["artifactType"],
+             "annotations": manifest.get("annotations", {})})
         return lambda status, headers, body: (status, headers + [("OCI-Subject", subject)], body)
-    with plain_registry(workspace) as server, Proxy(server, fault) as proxy:
+
+
+@contextlib.contextmanager
+def attached_image(workspace):
+    """A proxy with the referrers API, whose app:latest has a converted image attached to it."""
+    with plain_registry(workspace) as server, ReferrersProxy(server) as proxy:
         subprocess.run(["skopeo", "copy", "-q", "--dest-tls-verify=false",
                         source_layout(workspace), f"docker://localhost:{server.port}/app"],
                        check=True)
+        workspace.lamina("convert", proxy.reference("app"), "--as-referrer")
+        yield proxy
+
+
+@test("registry.referrers-api")
+def _(workspace):
+    need_root()
+    with attached_image(workspace) as proxy:
         original = proxy.reference("app")
-        workspace.lamina("convert", original, "--as-referrer")
-        check_equal(len(attached), 1, "images with something attached")
+        check_equal(len(proxy.attached), 1, "images with something attached")
         check_equal(proxy.count("PUT", "/manifests/sha256-"), 0, "tags that stand in for the API")
         check_reads(workspace, original)
         # One that is attached to another image, or to nothing, is not taken.
-        (entries,) = attached.values()
+        (entries,) = proxy.attached.values()
         entries[:] = [dict(entries[0], digest="sha256:" + "0" * 64)]
         result = workspace.lamina("inspect", original, status=1)
         check("attached" in result.stderr, result.stderr)
+
+
+@test("registry.referrers-in-pages")
+def _(workspace):
+    need_root()
+    signature = {"mediaType": "application/vnd.oci.image.manifest.v1+json", "size": 5,
+                 "digest": "sha256:" + "1" * 64, "artifactType": "application/x-signature"}
+    with attached_image(workspace) as proxy:
+        original = proxy.reference("app")
+
+        def list_pages(link, count=3):
+            def pages(path, entries):
+                number = int((re.search(r"page=(\d+)", path) or [0, "0"])[1])
+                if number + 1 == count:
+                    return entries, None
+                path = path.split("?")[0] + f"?page={number + 1}"
+                return [signature], link(path)
+            proxy.pages = pages
+        list_pages(lambda path: path)
+        check_reads(workspace, original)
+        list_pages(lambda path: "?" + path.split("?")[1])
+        workspace.lamina("verify", original)
+        # As from a server that does not know what is in front of it. Nobody else is asked.
+        with Proxy(proxy.upstream) as other:
+            list_pages(lambda path: other.url + path)
+            workspace.lamina("verify", original)
+            check_equal(other.requests, [], "requests to another host")
+        for link, error in ((lambda path: path.replace("/app/", "/secret/"), "out of the repository"),
+                            (lambda path: "/v2/app/../secret/", "out of the repository"),
+                            (lambda path: "ftp://h" + path, "scheme")):
+            list_pages(link)
+            result = workspace.lamina("verify", original, status=1)
+            check(error in result.stderr, result.stderr)
+        check_equal(proxy.count("GET", "/secret/"), 0, "requests for another repository")
+        list_pages(lambda path: path, count=0)
+        result = workspace.lamina("verify", original, status=1)
+        check("more than 100 pages" in result.stderr, result.stderr)
+        # A list that breaks off is not taken for a server without the API.
+        list_pages(lambda path: path.replace("/referrers/", "/nothing/"))
+        result = workspace.lamina("verify", original, status=1)
+        check("page 2" in result.stderr and "404" in result.stderr, result.stderr)
+
+
+@test("registry.tags-in-pages")
+def _(workspace):
+    """What is converted already is found by a tag on any page."""
+    with plain_registry(workspace) as server:
+        source = source_layout(workspace)
+        workspace.lamina("convert", source, server.reference("app:zz"))
+
+        def fault(handler):
+            if "/tags/list" not in handler.path:
+                return None
+            is_first = "last=" not in handler.path
+            tags = {"name": "app", "tags": ["aa"] if is_first else ["zz"]}
+            headers = {"Link": '</v2/app/tags/list?last=aa&n=1>; rel="next"'} if is_first else {}
+            handler.reply(200, json.dumps(tags).encode(), Content_Type="application/json",
+                          **headers)
+            return True
+        with Proxy(server, fault) as proxy:
+            again = json.loads(workspace.lamina("convert", source, proxy.reference("app:new"),
+                                                "--json").stdout)
+            check_equal([layer["reused"] for layer in again["layers"]], [True], "reused")
+
+
+@test("registry.host-names-have-no-case")
+def _(workspace):
+    with filled_registry(workspace) as server:
+        workspace.lamina("inspect", f"docker://LOCALHOST:{server.port}/app")
+
+
+@test("registry.mirror-with-another-answer-for-a-tag")
+def _(workspace):
+    """A page that wants a log-in, for example: the registry is asked."""
+    oci = "application/vnd.oci.image.manifest.v1+json"
+    answers = [(200, b"<html>", "text/html"), (200, b"", oci), (200, b"[]", oci),
+               (200, b"{}", oci), (204, b"", "text/plain"),
+               (200, b'{"errors":[{"code":"MANIFEST_UNKNOWN"}]}', "application/json"),
+               (200, b'{"schemaVersion":1,"name":"x"}',
+                "application/vnd.docker.distribution.manifest.v1+prettyjws"),
+               (200, b'{"schemaVersion":2}', "application/json")]
+    with filled_registry(workspace) as server:
+        for status, body, media_type in answers:
+            def fault(handler, answer=(status, body, media_type)):
+                handler.reply(answer[0], answer[1], Content_Type=answer[2])
+                return True
+            with Proxy(server, fault) as mirror:
+                workspace.lamina("inspect", server.reference("app"), f"--mirror={mirror.url}")
+                check(mirror.count("GET", "/manifests/latest") > 0, "the mirror was not asked")
+        with Proxy(server) as mirror:
+            manifest_of(workspace, server.reference("app"), f"--mirror={mirror.url}")
+            check_equal(mirror.count("GET", "/manifests/latest"), 1, "requests to a good mirror")

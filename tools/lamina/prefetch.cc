@@ -31,6 +31,9 @@ struct Options {
   bool json = false;
 };
 
+// What some editors write in front of UTF-8.
+constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
+
 // One image to a line; empty lines and those that start with # are skipped. "-" is standard input.
 absl::StatusOr<std::vector<std::string>> ReadList(const std::string& path) {
   std::ifstream file;
@@ -40,7 +43,9 @@ absl::StatusOr<std::vector<std::string>> ReadList(const std::string& path) {
   }
   std::istream& input = path == "-" ? std::cin : file;
   std::vector<std::string> images;
-  for (std::string line; std::getline(input, line);) {
+  bool first = true;
+  for (std::string line; std::getline(input, line); first = false) {
+    if (first && line.starts_with(kByteOrderMark)) line.erase(0, kByteOrderMark.size());
     const size_t begin = line.find_first_not_of(" \t\r");
     if (begin == std::string::npos || line[begin] == '#') continue;
     images.push_back(line.substr(begin, line.find_last_not_of(" \t\r") - begin + 1));

@@ -207,24 +207,27 @@ absl::StatusOr<int> List(const AttachOptions& options) {
   ASSIGN_OR_RETURN(registry::Settings settings, ToSettings(options.registry));
   ASSIGN_OR_RETURN(const fs::Image image, fs::OpenImage(options.image, oci::Platform::Host(),
                                                         {.settings = std::move(settings)}));
-  ASSIGN_OR_RETURN(const std::vector<fs::AttachedProfile> profiles, fs::ListProfiles(image));
-  if (options.json) {
-    json list = json::array();
-    for (const fs::AttachedProfile& profile : profiles) list.push_back(ToJson(profile));
-    PrintJson(list);
-    return kExitOk;
-  }
-  if (profiles.empty()) {
-    PrintText("no profile is attached\n");
-    return kExitOk;
-  }
+  ASSIGN_OR_RETURN(const std::vector<absl::StatusOr<fs::AttachedProfile>> profiles,
+                   fs::ListProfiles(image));
+  json list = json::array();
   std::vector<std::vector<std::string>> rows = {{"profile", "created", "frames", "pack"}};
-  for (const fs::AttachedProfile& profile : profiles) {
-    rows.push_back({profile.profile_digest.ToString().substr(0, 19), profile.created,
-                    fmt::format("{}", profile.profile.touches.size()),
-                    profile.pack ? HumanSize(profile.pack->size) : "-"});
+  for (const absl::StatusOr<fs::AttachedProfile>& profile : profiles) {
+    if (!profile.ok()) {
+      PrintError(std::string(profile.status().message()));
+      continue;
+    }
+    list.push_back(ToJson(*profile));
+    rows.push_back({profile->profile_digest.ToString().substr(0, 19), profile->created,
+                    fmt::format("{}", profile->profile.touches.size()),
+                    profile->pack ? HumanSize(profile->pack->size) : "-"});
   }
-  PrintTable(rows);
+  if (options.json) {
+    PrintJson(list);
+  } else if (profiles.empty()) {
+    PrintText("no profile is attached\n");
+  } else {
+    PrintTable(rows);
+  }
   return kExitOk;
 }
 

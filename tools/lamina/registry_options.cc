@@ -48,12 +48,7 @@ void AddRegistryOptions(CLI::App& command, RegistryOptions& options) {
 
 absl::StatusOr<registry::Settings> ToSettings(const RegistryOptions& options) {
   registry::Settings settings{.plain_http = options.plain_http};
-  settings.credentials.files = registry::AuthFilesOfEnvironment();
-  std::error_code error;
-  for (std::string& file : settings.credentials.files) {
-    file = std::filesystem::absolute(file, error).string();
-    if (error) return ErrnoStatus(error.value(), "find " + file);
-  }
+  ASSIGN_OR_RETURN(settings.credentials.files, registry::AuthFilesOfEnvironment());
   for (const std::string& text : options.credentials) {
     ASSIGN_OR_RETURN(registry::CredentialSources::Given given, ParseCredentials(text));
     settings.credentials.given.push_back(std::move(given));
@@ -63,6 +58,7 @@ absl::StatusOr<registry::Settings> ToSettings(const RegistryOptions& options) {
     settings.mirrors.push_back(std::move(mirror));
   }
   if (!options.ca_file.empty()) {
+    std::error_code error;
     const std::filesystem::path path = std::filesystem::canonical(options.ca_file, error);
     if (error) return ErrnoStatus(error.value(), "--ca-file " + options.ca_file);
     settings.ca_file = path.string();

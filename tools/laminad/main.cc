@@ -59,7 +59,7 @@ struct Services {
 absl::StatusOr<registry::Settings> RegistrySettings(const Config& config) {
   registry::Settings settings{.plain_http = config.registry_plain_http,
                               .ca_file = config.registry_ca_file};
-  settings.credentials.files = registry::AuthFilesOfEnvironment();
+  ASSIGN_OR_RETURN(settings.credentials.files, registry::AuthFilesOfEnvironment());
   for (const std::string& text : config.registry_mirrors) {
     ASSIGN_OR_RETURN(registry::Mirror mirror, registry::Mirror::Parse(text));
     settings.mirrors.push_back(std::move(mirror));
