@@ -26,7 +26,7 @@ bool Get(CURLU* url, CURLUPart part, unsigned flags, std::string* into) {
   return true;
 }
 
-char Lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
+char LowerLetter(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
 
 absl::Status NotAUrl(std::string_view text, std::string_view why) {
   return absl::InvalidArgumentError(fmt::format("'{}' is no URL: {}", text.substr(0, 200), why));
@@ -48,7 +48,7 @@ absl::StatusOr<Url> Read(CURLU* handle, std::string_view text) {
   if (url.scheme != "http" && url.scheme != "https") {
     return NotAUrl(text, "the scheme is neither http nor https");
   }
-  std::transform(url.host.begin(), url.host.end(), url.host.begin(), Lower);
+  std::transform(url.host.begin(), url.host.end(), url.host.begin(), LowerLetter);
   return url;
 }
 
@@ -79,7 +79,7 @@ bool Url::SameOrigin(const Url& other) const {
 }
 
 bool EqualIgnoringCase(std::string_view a, std::string_view b) {
-  return std::ranges::equal(a, b, {}, Lower, Lower);
+  return std::ranges::equal(a, b, {}, LowerLetter, LowerLetter);
 }
 
 bool IsLoopback(std::string_view host) {
