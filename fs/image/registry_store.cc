@@ -22,7 +22,7 @@ using registry::Document;
 using registry::Repository;
 
 // Of one type for one subject.
-constexpr size_t kMaxReferrers = 1000;
+constexpr size_t kMaxListed = 1000;
 
 // What a document is: what the server says, or the document itself where the server says something
 // else (some send everything as application/json).
@@ -177,10 +177,9 @@ absl::StatusOr<std::vector<Descriptor>> FindReferrersIn(registry::RegistryClient
   } else {
     return pages.status();
   }
-  if (found.size() > kMaxReferrers) {
+  if (found.size() > kMaxListed) {
     return absl::ResourceExhaustedError(fmt::format("referrers of {}: more than {} of type {}",
-                                                    subject.ToString(), kMaxReferrers,
-                                                    artifact_type));
+                                                    subject.ToString(), kMaxListed, artifact_type));
   }
   // Servers list them in any order.
   std::ranges::stable_sort(found, {}, CreatedAt);
