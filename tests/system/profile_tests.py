@@ -2,6 +2,7 @@
 """Profiles and prefetching: what is recorded, what it is used for, and images fetched in advance."""
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -102,6 +103,33 @@ def _(workspace):
 
 
 @test("profile.recording-ends-after-the-time-given")
+@test("profile.is-written-where-it-was-said-and-not-lost")
+def _(workspace):
+    need_root()
+    image = files_image(workspace, 1)
+    fifo, link, file = workspace.path("fifo"), workspace.path("link"), workspace.path("file")
+    os.mkfifo(fifo)
+    link.symlink_to(file)
+    with workspace.mounted(image) as directory:
+        for output in fifo, link:
+            workspace.lamina("profile", "start", directory)
+            (directory / "f00").read_bytes()
+            result = workspace.lamina("profile", "stop", directory, "-o", workspace.path("none/file"),
+                                      status=1)
+            check("the recording goes on" in result.stderr, result.stderr)
+            reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+            workspace.lamina("profile", "stop", directory, "-o", output)
+            text = os.read(reader, MIB) if output == fifo else file.read_bytes()
+            os.close(reader)
+            check("touches" in json.loads(text), f"{output} has {text}")
+        check(fifo.is_fifo() and link.is_symlink(), "what was there was replaced")
+    nothing = workspace.new_directory()
+    for command in "start", "stop":
+        result = workspace.lamina("profile", command, nothing, f"--state={workspace.path('none')}",
+                                  status=1)
+        check(f"no image is mounted at {nothing}" in result.stderr, result.stderr)
+
+
 def _(workspace):
     need_root()
     image = files_image(workspace, 2)
