@@ -8,6 +8,7 @@
 #include <rocksdb/slice_transform.h>
 #include <rocksdb/table.h>
 #include <rocksdb/write_batch.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 
 #include <algorithm>
@@ -55,14 +56,19 @@ std::string ChunkKey(const uint8_t (&chunk)[kDigestSize], const Digest& blob) {
   return key;
 }
 
+absl::Status Damaged(const std::string& text, const std::string& directory) {
+  return absl::DataLossError(fmt::format(
+      "{}; it is damaged: remove {} to start over, blobs are indexed again", text, directory));
+}
+
 absl::Status ToStatus(const rocksdb::Status& status, const std::string& directory,
                       std::string_view action) {
   if (status.ok()) return absl::OkStatus();
-  std::string text = fmt::format("index {}: {}: {}", directory, action, status.ToString());
-  if (status.IsCorruption() || status.IsInvalidArgument() || status.IsNotSupported()) {
-    text +=
-        fmt::format("; it is damaged: remove {} to start over, blobs are indexed again", directory);
-    return absl::DataLossError(text);
+  const std::string text = fmt::format("index {}: {}: {}", directory, action, status.ToString());
+  // A file that another one names, and that is missing, is an I/O error to it.
+  if (status.IsCorruption() || status.IsInvalidArgument() || status.IsNotSupported() ||
+      status.IsPathNotFound()) {
+    return Damaged(text, directory);
   }
   if (status.IsNoSpace()) return absl::ResourceExhaustedError(text);
   return absl::InternalError(text);
@@ -168,6 +174,12 @@ absl::StatusOr<std::unique_ptr<NodeIndex>> RocksIndex::Open(const std::string& d
     return absl::ResourceExhaustedError(
         fmt::format("open index {}: no space left on the disk: {} bytes are free, {} needed",
                     directory, info.f_bavail * info.f_frsize, kMinFree));
+  }
+  // RocksDB's error for this is that of any failed read.
+  const std::string current = directory + "/CURRENT";
+  struct stat file {};
+  if (::lstat(current.c_str(), &file) == 0 && !S_ISREG(file.st_mode)) {
+    return Damaged(fmt::format("open index {}: {} is not a file", directory, current), directory);
   }
   auto index = std::make_unique<RocksIndex>(directory, std::move(lock));
   const std::vector<rocksdb::ColumnFamilyDescriptor> families = {

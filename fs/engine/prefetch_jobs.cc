@@ -2,6 +2,7 @@
 #include "fs/engine/prefetch_jobs.h"
 
 #include <optional>
+#include <random>
 #include <utility>
 #include <vector>
 
@@ -37,6 +38,12 @@ uint64_t MissingBytes(const Prefetcher::Work& work) {
   return bytes;
 }
 
+// Room is left to count on from there.
+uint64_t RandomId() {
+  std::random_device random;
+  return std::uniform_int_distribution<uint64_t>(1, uint64_t{1} << 62)(random);
+}
+
 }  // namespace
 
 // Guarded by the mutex of PrefetchJobs but for `request` and `stats`.
@@ -55,7 +62,8 @@ PrefetchJobs::PrefetchJobs(std::string metadata, chunkstore::BlobStore& store, I
       store_(store),
       images_(images),
       prefetcher_(prefetcher),
-      access_(std::move(access)) {}
+      access_(std::move(access)),
+      next_id_(RandomId()) {}
 
 PrefetchJobs::~PrefetchJobs() {
   std::map<uint64_t, std::unique_ptr<Job>> jobs;
@@ -74,7 +82,12 @@ uint64_t PrefetchJobs::Start(const PrefetchRequest& request) {
   Job& job = *jobs_.emplace(id, std::make_unique<Job>()).first->second;
   job.request = request;
   job.report.image = request.image;
-  job.thread = std::jthread([this, &job](const std::stop_token& stop) { Run(job, stop); });
+  try {
+    job.thread = std::jthread([this, &job](const std::stop_token& stop) { Run(job, stop); });
+  } catch (...) {  // no thread: it would never finish
+    jobs_.erase(id);
+    throw;
+  }
   return id;
 }
 

@@ -53,7 +53,8 @@ class PrefetchJobs {
   // Stops them all.
   ~PrefetchJobs();
 
-  // Returns at once; the job's number.
+  // Returns at once; the job's number, which no other job has, nor one of another process: a client may
+  // still ask for the job of an engine that was killed.
   uint64_t Start(const PrefetchRequest& request);
   // kNotFound if there is no such job. A finished one is forgotten with its report.
   absl::StatusOr<PrefetchReport> Report(uint64_t id);
@@ -78,7 +79,7 @@ class PrefetchJobs {
   const Access access_;
   std::mutex mutex_;  // guards what follows, and the jobs
   std::condition_variable_any changed_;
-  uint64_t next_id_ = 1;
+  uint64_t next_id_;
   std::map<uint64_t, std::unique_ptr<Job>> jobs_;
 };
 

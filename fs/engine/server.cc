@@ -140,17 +140,30 @@ void UndoMounts(Engine& engine, const json& reply) {
 // One request on a thread of its own.
 class Connection {
  public:
-  Connection(Engine& engine, const ServerOptions& options, UniqueFd socket, int wake_fd)
-      : socket_(std::move(socket)), thread_([this, &engine, &options, wake_fd] {
-          Serve(engine, options);
-          done_at_ = Clock::now();
-          done_ = true;
-          const uint64_t one = 1;
-          [[maybe_unused]] const ssize_t written = ::write(wake_fd, &one, sizeof(one));
-        }) {}
+  explicit Connection(UniqueFd socket) : socket_(std::move(socket)) {}
   ~Connection() {
     ::shutdown(socket_.get(), SHUT_RD);  // a client that sends nothing must not hold us up
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  // kResourceExhausted, which the client is told, if there is no thread for it.
+  absl::Status Start(Engine& engine, const ServerOptions& options, int wake_fd) {
+    try {
+      thread_ = std::thread([this, &engine, &options, wake_fd] {
+        Serve(engine, options);
+        done_at_ = Clock::now();
+        done_ = true;
+        const uint64_t one = 1;
+        [[maybe_unused]] const ssize_t written = ::write(wake_fd, &one, sizeof(one));
+      });
+      return absl::OkStatus();
+    } catch (const std::exception& error) {
+      const absl::Status status =
+          absl::ResourceExhaustedError(fmt::format("no thread for the request: {}", error.what()));
+      // It fits into the socket's buffer.
+      WriteLine(socket_.get(), ErrorToJson(status).dump()).IgnoreError();
+      return status;
+    }
   }
 
   bool done() const { return done_; }
@@ -303,7 +316,15 @@ class Server {
     accept_failed_ = socket.status();
     if (!socket.ok() || !socket->valid()) return;
     served_ = true;
-    connections_.emplace_back(*engine_, options_, *std::move(socket), wake_.get());
+    Connection& connection = connections_.emplace_back(*std::move(socket));
+    absl::Status started = connection.Start(*engine_, options_, wake_.get());
+    if (!started.ok()) {
+      if (start_failed_.ok()) {
+        spdlog::error("control socket: {}", std::string(started.message()));
+      }
+      connections_.pop_back();
+    }
+    start_failed_ = std::move(started);
   }
 
   static void Drain(int fd) {
@@ -322,7 +343,8 @@ class Server {
   bool leave_mounts_;  // for the next engine
   std::list<Connection> connections_;
   bool served_ = false;
-  absl::Status accept_failed_;  // as long as it lasts
+  absl::Status accept_failed_;  // these as long as they last
+  absl::Status start_failed_;
 };
 
 }  // namespace

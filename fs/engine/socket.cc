@@ -23,6 +23,16 @@ struct Address {
   sockaddr_un value{};
 };
 
+// Fits with any descriptor's number, and kNew behind it.
+constexpr size_t kMaxName = 80;
+constexpr std::string_view kNew = ".new";
+
+absl::Status CheckName(const std::string& name) {
+  if (!name.empty() && name.size() <= kMaxName) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      fmt::format("socket name '{}' does not have 1 to {} bytes", name, kMaxName));
+}
+
 absl::StatusOr<Address> MakeAddress(const std::string& directory, const std::string& name) {
   Address address;
   ASSIGN_OR_RETURN(address.directory, OpenFile(directory, O_PATH | O_DIRECTORY));
@@ -45,12 +55,32 @@ const sockaddr* Generic(const Address& address) {
   return reinterpret_cast<const sockaddr*>(&address.value);
 }
 
+// What is there and no socket may be worth something.
+absl::Status CheckReplaceable(const std::string& path) {
+  struct stat info {};
+  if (::lstat(path.c_str(), &info) != 0) {
+    return errno == ENOENT ? absl::OkStatus() : ErrnoStatus(errno, "look at " + path);
+  }
+  if (S_ISSOCK(info.st_mode)) return absl::OkStatus();
+  return absl::AlreadyExistsError(fmt::format("listen on {}: what is there is not a socket", path));
+}
+
 }  // namespace
 
+absl::Status CheckListenUnix(const std::string& directory, const std::string& name) {
+  RETURN_IF_ERROR(CheckName(name));
+  RETURN_IF_ERROR(OpenFile(directory, O_PATH | O_DIRECTORY).status());
+  for (const std::string_view end : {std::string_view(), kNew}) {
+    RETURN_IF_ERROR(CheckReplaceable(fmt::format("{}/{}{}", directory, name, end)));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<UniqueFd> ListenUnix(const std::string& directory, const std::string& name) {
+  RETURN_IF_ERROR(CheckListenUnix(directory, name));
   const std::string path = directory + "/" + name;
   // Under its name once it listens: whoever finds it can connect.
-  const std::string new_name = name + ".new";
+  const std::string new_name = fmt::format("{}{}", name, kNew);
   const std::string new_path = directory + "/" + new_name;
   if (::unlink(new_path.c_str()) != 0 && errno != ENOENT) {
     return ErrnoStatus(errno, "unlink " + new_path);
@@ -71,15 +101,20 @@ absl::StatusOr<UniqueFd> ListenUnix(const std::string& directory, const std::str
   return fd;
 }
 
-absl::Status AllowGroup(const std::string& socket_path, const std::string& group) {
+absl::StatusOr<gid_t> FindGroup(const std::string& group) {
   std::vector<char> buffer(64 * 1024);
   struct group entry {};
   struct group* found = nullptr;
   const int error = ::getgrnam_r(group.c_str(), &entry, buffer.data(), buffer.size(), &found);
   if (error != 0) return ErrnoStatus(error, "look up group " + group);
   if (found == nullptr) return absl::NotFoundError(fmt::format("there is no group {}", group));
+  return entry.gr_gid;
+}
+
+absl::Status AllowGroup(const std::string& socket_path, const std::string& group) {
+  ASSIGN_OR_RETURN(const gid_t id, FindGroup(group));
   // The owner stays; until the mode is set nobody is let in who was not before.
-  if (::chown(socket_path.c_str(), static_cast<uid_t>(-1), entry.gr_gid) != 0 ||
+  if (::chown(socket_path.c_str(), static_cast<uid_t>(-1), id) != 0 ||
       ::chmod(socket_path.c_str(), 0660) != 0) {
     return ErrnoStatus(errno, fmt::format("give {} to group {}", socket_path, group));
   }

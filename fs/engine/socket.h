@@ -4,6 +4,8 @@
 #ifndef LAMINA_FS_ENGINE_SOCKET_H_
 #define LAMINA_FS_ENGINE_SOCKET_H_
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <string>
 #include <string_view>
@@ -18,9 +20,13 @@ inline constexpr const char* kControlSocket = "control.sock";
 // Longer lines are refused on both sides.
 inline constexpr size_t kMaxLine = 16 << 20;
 
-// A listening socket `<directory>/<name>`, mode 0600; an old one of that name is replaced. The
-// directory's path may be longer than the 107 bytes that sockaddr_un allows.
+// A listening socket `<directory>/<name>`, mode 0600; an old one of that name is replaced, anything else
+// there is kAlreadyExists. The directory's path may be longer than the 107 bytes that sockaddr_un allows.
 absl::StatusOr<UniqueFd> ListenUnix(const std::string& directory, const std::string& name);
+// Fails as ListenUnix would, as far as that can be known without listening.
+absl::Status CheckListenUnix(const std::string& directory, const std::string& name);
+// kNotFound if there is no such group.
+absl::StatusOr<gid_t> FindGroup(const std::string& group);
 // Lets members of a group connect as well (mode 0660).
 absl::Status AllowGroup(const std::string& socket_path, const std::string& group);
 // kUnavailable if nothing listens there; kDeadlineExceeded if somebody does, and has not taken those

@@ -158,6 +158,25 @@ TEST_F(NodeIndexTest, DamageIsReportedWithTheWayOut) {
   EXPECT_TRUE(index_->Mounts().value().empty());
 }
 
+TEST_F(NodeIndexTest, MissingAndMisplacedFilesAreReportedWithTheWayOut) {
+  index_.reset();
+  for (const auto& entry : std::filesystem::directory_iterator(path())) {
+    if (entry.path().filename().string().starts_with("MANIFEST")) {
+      std::filesystem::remove(entry.path());
+    }
+  }
+  const auto missing = NodeIndex::Open(path());
+  EXPECT_EQ(missing.status().code(), absl::StatusCode::kDataLoss) << missing.status();
+  EXPECT_THAT(std::string(missing.status().message()), HasSubstr("remove " + path()));
+  std::filesystem::remove(path() + "/CURRENT");
+  std::filesystem::create_directory(path() + "/CURRENT");
+  const auto misplaced = NodeIndex::Open(path());
+  EXPECT_EQ(misplaced.status().code(), absl::StatusCode::kDataLoss) << misplaced.status();
+  EXPECT_THAT(std::string(misplaced.status().message()), HasSubstr("remove " + path()));
+  std::filesystem::remove_all(path());
+  Reopen();
+}
+
 TEST_F(NodeIndexTest, ManyThreadsUseItAtOnce) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {

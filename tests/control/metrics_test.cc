@@ -7,8 +7,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <thread>
+#include <vector>
 
 #include "fs/engine/socket.h"
 #include "tests/engine/test_image.h"
@@ -141,6 +143,31 @@ TEST_F(MetricsServerTest, ClientsThatSayTooMuchOrNothingDoNotHoldItUp) {
   const auto silent = ConnectUnix(image_.state(), "metrics.sock");
   EXPECT_THAT(Ask(std::string(1 << 20, 'x')), testing::Not(HasSubstr("200 OK")));
   EXPECT_THAT(Ask("GET /metrics HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
+}
+
+TEST_F(MetricsServerTest, SlowClientsHoldUpNeitherOthersNorTheEnd) {
+  std::vector<UniqueFd> clients;
+  for (int i = 0; i < 20; ++i) {
+    auto client = ConnectUnix(image_.state(), "metrics.sock");
+    ASSERT_TRUE(client.ok()) << client.status();
+    ::send(client->get(), "GET", 3, MSG_NOSIGNAL);
+    clients.push_back(*std::move(client));
+  }
+  const auto before = std::chrono::steady_clock::now();
+  EXPECT_THAT(Ask("GET /metrics HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
+  server_.reset();
+  EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(1));
+}
+
+TEST_F(MetricsServerTest, ClientThatSaysALittleAgainAndAgainIsClosed) {
+  const auto client = ConnectUnix(image_.state(), "metrics.sock");
+  ASSERT_TRUE(client.ok()) << client.status();
+  const auto before = std::chrono::steady_clock::now();
+  while (std::chrono::steady_clock::now() - before < std::chrono::seconds(10) &&
+         ::send(client->get(), "x", 1, MSG_NOSIGNAL) == 1) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(5));
 }
 
 }  // namespace

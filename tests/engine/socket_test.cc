@@ -51,6 +51,26 @@ TEST(Socket, LineWithoutEndIsRefused) {
   writer.join();
 }
 
+TEST(Socket, OnlySocketsAreReplaced) {
+  const absl::StatusOr<TemporaryDirectory> directory =
+      TemporaryDirectory::Create("/tmp", "lamina-socket-test-");
+  ASSERT_TRUE(directory.ok()) << directory.status();
+  for (const char* name : {"file", "other.new"}) {
+    ASSERT_TRUE(WriteFileAtomically(directory->path() + "/" + name, "text").ok());
+  }
+  for (const char* name : {"file", "other"}) {
+    EXPECT_EQ(ListenUnix(directory->path(), name).status().code(),
+              absl::StatusCode::kAlreadyExists);
+    EXPECT_EQ(CheckListenUnix(directory->path(), name).code(), absl::StatusCode::kAlreadyExists);
+  }
+  EXPECT_EQ(*ReadFileToString(directory->path() + "/file", 10), "text");
+  ASSERT_TRUE(ListenUnix(directory->path(), "socket").ok());
+  EXPECT_TRUE(CheckListenUnix(directory->path(), "socket").ok());
+  EXPECT_TRUE(ListenUnix(directory->path(), "socket").ok());
+  EXPECT_FALSE(CheckListenUnix(directory->path() + "/none", "socket").ok());
+  EXPECT_FALSE(CheckListenUnix(directory->path(), std::string(81, 'n')).ok());
+}
+
 TEST(Socket, PathMayBeLongerThanAnAddressAllows) {
   const absl::StatusOr<TemporaryDirectory> directory =
       TemporaryDirectory::Create("/tmp", "lamina-socket-test-");

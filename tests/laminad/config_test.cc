@@ -102,6 +102,10 @@ TEST(Config, WrongTypesAndValuesAreNamedWithTheirLine) {
   EXPECT_THAT(Error("[log]\nformat = true\n"), HasSubstr("log.format is not text or json"));
   EXPECT_THAT(Error("[metrics]\nlisten = \"9464\"\n"), HasSubstr("metrics.listen is not unix:"));
   EXPECT_THAT(Error("[metrics]\nlisten = \"unix:x\"\n"), HasSubstr("metrics.listen is not"));
+  for (const char* port : {"", "0", "x", "65536", "99999", "+80", "80 "}) {
+    EXPECT_THAT(Error(fmt::format("[metrics]\nlisten = \"127.0.0.1:{}\"\n", port)),
+                HasSubstr(":2: metrics.listen is not"));
+  }
   EXPECT_THAT(Error("[registry]\nmirrors = [\"ftp://x\"]\n"),
               HasSubstr("registry.mirrors is not a"));
   for (const char* value : {"0", "-1", "1.5", "\"30\"", "86401", "9223372036854775807"}) {

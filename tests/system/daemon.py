@@ -18,18 +18,21 @@ PAGE = 4096
 
 class Daemon:
     """A laminad on the workspace's state directory. As a context manager it is ended cleanly. `listener`
-    is a socket that it gets as its control socket, as from systemd."""
+    is a socket that it gets as its control socket, as from systemd. Without `give_state` its configuration
+    says where its state is."""
 
-    def __init__(self, workspace, *options, environment=None, listener=None):
+    def __init__(self, workspace, *options, environment=None, listener=None, give_state=True):
         self.workspace = workspace
         self.options = options
         self.environment = environment
         self.listener = listener
+        self.give_state = give_state
         self.process = None
         self.log = workspace.path("laminad.log")
 
     def start(self):
-        command = [program("LAMINAD"), f"--state={self.workspace.state}", *map(str, self.options)]
+        state = [f"--state={self.workspace.state}"] if self.give_state else []
+        command = [program("LAMINAD"), *state, *map(str, self.options)]
         inherited = ()
         if self.listener:
             inherited = (self.listener.fileno(),)

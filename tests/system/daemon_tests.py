@@ -176,6 +176,31 @@ def _(workspace):
         umount_all(workspace, directories)
 
 
+@test("daemon.another-state-directory-is-not-taken-over-under-readers")
+def _(workspace):
+    need_root()
+    image = workspace.converted(small_image(FILES))
+    config = workspace.path("config.toml")
+    other = workspace.path("other-state")
+    config.write_text(f'state = "{workspace.state}"\n', encoding="utf-8")
+    with Daemon(workspace, f"--config={config}", give_state=False) as daemon:
+        directories = mount_all_modes(workspace, image)
+        with Readers(directories, FILES) as readers:
+            readers.wait_for_progress(16)
+            before = daemon.worker()
+            config.write_text(f'state = "{other}"\n', encoding="utf-8")
+            daemon.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: "configuration is refused" in daemon.log_text(), "it is refused")
+            check(f"state is {other} now, and laminad runs on {workspace.state}" in daemon.log_text(),
+                  daemon.log_text())
+            readers.wait_for_progress(16)
+            check_equal(daemon.worker(), before, "the worker")
+            daemon.wait_for_successor(daemon.kill_worker())
+            readers.wait_for_progress(16)
+        umount_all(workspace, directories)
+    check(not other.exists(), "the other state directory was made")
+
+
 @test("daemon.goes-on-without-a-snapshotter-that-does-not-start")
 def _(workspace):
     need_root()
@@ -583,6 +608,33 @@ def _(workspace):
     result = subprocess.run([program("LAMINAD"), "--config=/nonexistent"], check=False,
                             capture_output=True, text=True, timeout=60)
     check("/nonexistent" in result.stderr and result.returncode == 1, result.stderr)
+
+
+@test("daemon.sockets-that-cannot-be-opened-are-refused")
+def _(workspace):
+    config = workspace.path("config.toml")
+    here = workspace.root
+    taken = workspace.path("taken")
+    taken.write_text("kept", encoding="utf-8")
+    for text, error in (
+            (f'[api]\nsocket = "{here}/a"\ngroup = "nobody-has-this"\n', "there is no group nobody-has"),
+            (f'[api]\nsocket = "{here}/none/a"\n', f"{here}/none: No such file or directory"),
+            (f'[api]\nsocket = "{here}/{100 * "n"}"\n', "does not have 1 to 80 bytes"),
+            (f'[api]\nsocket = "{taken}"\n', f"{taken}: what is there is not a socket"),
+            (f'[api]\nsocket = "{here}/a"\n[metrics]\nlisten = "unix:{here}/../{here.name}/a"\n',
+             "is the path of two sockets: api and metrics"),
+            (f'[api]\nsocket = "{workspace.state}/control.sock"\n',
+             "is the path of two sockets: control and api"),
+            ('[metrics]\nlisten = "nowhere.invalid:9464"\n', "listen on nowhere.invalid:9464: "),
+            ('[metrics]\nlisten = "127.0.0.1:99999"\n', ":2: metrics.listen is not unix:PATH")):
+        config.write_text(text, encoding="utf-8")
+        for options, code in (["--check-config"], 2), ([], 1):
+            result = subprocess.run([program("LAMINAD"), f"--config={config}",
+                                     f"--state={workspace.state}", *options], check=False,
+                                    capture_output=True, text=True, timeout=60)
+            check(result.returncode == code and error in result.stderr,
+                  f"{text}{options}: {result.returncode} {result.stderr}")
+    check_equal(taken.read_text(encoding="utf-8"), "kept", "what was at the socket's path")
 
 
 @test("daemon.state-directory-has-one-daemon")

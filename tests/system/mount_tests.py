@@ -11,6 +11,8 @@ import mmap
 import os
 import pathlib
 import random
+import re
+import resource
 import shutil
 import signal
 import socket
@@ -420,6 +422,33 @@ def _(workspace):
         with workspace.mounted(references[2]) as third:
             expect_content(third / "copy")
             check(workspace.stats(third)[0]["copied_frames"] > 0, "nothing was copied on the node")
+
+
+@test("mount.engine-without-threads-for-requests-goes-on")
+def _(workspace):
+    need_root()
+    content = noise(MIB)
+    with workspace.mounted(workspace.converted(small_image({"file": content}))) as directory:
+        check((directory / "file").read_bytes() == content, "content")
+        server = server_of(workspace)
+        limit = resource.prlimit(server, resource.RLIMIT_AS)
+        status = pathlib.Path(f"/proc/{server}/status").read_text(encoding="ascii")
+        size = int(re.search(r"VmSize:\s+(\d+)", status)[1]) << 10
+        # Not enough for the stacks of two threads.
+        resource.prlimit(server, resource.RLIMIT_AS, (size + 12 * MIB, limit[1]))
+        answers = []
+        with contextlib.ExitStack() as clients:
+            for _ in range(30):
+                client = clients.enter_context(socket.socket(socket.AF_UNIX))
+                client.settimeout(0.2)
+                client.connect(str(workspace.state / "control.sock"))
+                with contextlib.suppress(OSError):
+                    answers.append(client.recv(4096))
+            resource.prlimit(server, resource.RLIMIT_AS, limit)
+        check(any(b"no thread for the request" in answer for answer in answers), answers)
+        check_equal(server_of(workspace), server, "the engine")
+        drop_caches()
+        check((directory / "file").read_bytes() == content, "content afterwards")
 
 
 @test("mount.many-at-once-start-one-server")

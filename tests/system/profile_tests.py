@@ -2,10 +2,12 @@
 """Profiles and prefetching: what is recorded, what it is used for, and images fetched in advance."""
 
 import json
+import os
 import signal
 import subprocess
 import time
 
+from daemon import Daemon
 from harness import (check, check_equal, drop_caches, need_root, noise, program, repetitions,
                      small_image, test, wait_until)
 from oci_layout import Image
@@ -102,6 +104,33 @@ def _(workspace):
         check_equal(len(json.loads(output.read_text())["touches"]), 4, "frames touched")
 
 
+@test("profile.is-written-where-it-was-said-and-not-lost")
+def _(workspace):
+    need_root()
+    image = files_image(workspace, 1)
+    fifo, link, file = workspace.path("fifo"), workspace.path("link"), workspace.path("file")
+    os.mkfifo(fifo)
+    link.symlink_to(file)
+    with workspace.mounted(image) as directory:
+        for output in fifo, link:
+            workspace.lamina("profile", "start", directory)
+            (directory / "f00").read_bytes()
+            result = workspace.lamina("profile", "stop", directory, "-o", workspace.path("none/file"),
+                                      status=1)
+            check("the recording goes on" in result.stderr, result.stderr)
+            reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+            workspace.lamina("profile", "stop", directory, "-o", output)
+            text = os.read(reader, MIB) if output == fifo else file.read_bytes()
+            os.close(reader)
+            check("touches" in json.loads(text), f"{output} has {text}")
+        check(fifo.is_fifo() and link.is_symlink(), "what was there was replaced")
+    nothing = workspace.new_directory()
+    for command in "start", "stop":
+        result = workspace.lamina("profile", command, nothing, f"--state={workspace.path('none')}",
+                                  status=1)
+        check(f"no image is mounted at {nothing}" in result.stderr, result.stderr)
+
+
 @test("profile.recording-ends-after-the-time-given")
 def _(workspace):
     need_root()
@@ -141,6 +170,31 @@ def _(workspace):
         check_equal([report["frames"] for report in reports], [4, 16], "frames")
         (directory / "f00").read_bytes()
         check_equal(workspace.stats(directory)[0]["fetched_frames"], 0, "frames fetched by readers")
+
+
+@test("prefetch.daemon-that-is-killed-meanwhile-fetches-it-all-the-same")
+def _(workspace):
+    need_root()
+    image = files_image(workspace, 8)
+    other = workspace.converted(small_image({"x": noise(4 * MIB, 99)}), "other")
+    command = [program("LAMINA"), "prefetch", f"--state={workspace.state}", "--json"]
+    with Daemon(workspace) as daemon:
+        client = subprocess.Popen([*command, "--prefetch-rate=2M", image], stdout=subprocess.PIPE,
+                                  text=True)
+        wait_until(lambda: list(workspace.state.glob("blobs/*")), "the prefetch has begun")
+        client.send_signal(signal.SIGSTOP)
+        daemon.wait_for_successor(daemon.kill_worker())
+        # It must not take this one's report for its own.
+        with subprocess.Popen([*command, "--prefetch-rate=1M", other], stdout=subprocess.DEVNULL) as second:
+            time.sleep(0.5)
+            client.send_signal(signal.SIGCONT)
+            report, = json.loads(client.communicate(timeout=120)[0])
+            check_equal(client.returncode, 0, "exit code")
+            check_equal(second.wait(120), 0, "exit code of the other one")
+        check_equal(report["image"], image, "image of the report")
+        check("error" not in report, f"the error is {report}")
+        again, = prefetch(workspace, image)
+        check_equal((again["bytes_missing"], again["requests"]), (0, 0), "what was not fetched")
 
 
 @test("prefetch.one-image-that-fails-does-not-stop-the-others")

@@ -18,6 +18,8 @@ namespace {
 using nlohmann::json;
 
 constexpr std::chrono::milliseconds kPollInterval(50);
+// Of one image, by engines that were killed while they fetched it.
+constexpr int kMaxStarts = 5;
 
 struct Options {
   std::vector<std::string> images;
@@ -58,6 +60,7 @@ absl::StatusOr<std::vector<std::string>> ReadList(const std::string& path) {
 struct Running {
   size_t index = 0;  // of its result
   uint64_t id = 0;
+  int starts = 1;
 };
 
 absl::StatusOr<uint64_t> Begin(fs::Client& client, const std::string& image,
@@ -74,10 +77,32 @@ absl::StatusOr<uint64_t> Begin(fs::Client& client, const std::string& image,
   return reply.value("id", uint64_t{0});
 }
 
-absl::StatusOr<fs::PrefetchReport> Ask(fs::Client& client, uint64_t id) {
-  ASSIGN_OR_RETURN(const json reply, client.Call({{"op", "prefetch-report"}, {"id", id}},
+absl::StatusOr<fs::PrefetchReport> Ask(fs::Client& client, const Running& job,
+                                       const std::string& image) {
+  ASSIGN_OR_RETURN(const json reply, client.Call({{"op", "prefetch-report"}, {"id", job.id}},
                                                  /*start_engine=*/false));
-  return fs::ParsePrefetchReport(reply);
+  ASSIGN_OR_RETURN(fs::PrefetchReport report, fs::ParsePrefetchReport(reply));
+  ASSIGN_OR_RETURN(const std::string asked, AbsoluteReference(image));
+  if (report.image != asked) {
+    return absl::InternalError(fmt::format("the engine reported about {}", report.image));
+  }
+  report.image = image;
+  return report;
+}
+
+// As Ask, of a job that is started again if its engine has gone: what was fetched is not fetched again.
+absl::StatusOr<fs::PrefetchReport> AskOrRestart(fs::Client& client, Running& job,
+                                                const std::string& image, const Options& options) {
+  absl::StatusOr<fs::PrefetchReport> report = Ask(client, job, image);
+  const bool gone = absl::IsNotFound(report.status()) || absl::IsUnavailable(report.status());
+  if (!gone) return report;
+  if (job.starts == kMaxStarts) {
+    return Annotate(report.status(),
+                    fmt::format("the engine was restarted meanwhile, {} times", kMaxStarts));
+  }
+  ++job.starts;
+  ASSIGN_OR_RETURN(job.id, Begin(client, image, options), "again, as the engine was restarted");
+  return fs::PrefetchReport{.image = image};
 }
 
 void ShowProgress(ProgressLine& line, const std::vector<fs::PrefetchReport>& reports) {
@@ -114,16 +139,16 @@ std::vector<fs::PrefetchReport> PrefetchAll(fs::Client& client,
       }
     }
     std::this_thread::sleep_for(running.empty() ? std::chrono::milliseconds(0) : kPollInterval);
-    std::erase_if(running, [&](const Running& job) {
-      absl::StatusOr<fs::PrefetchReport> report = Ask(client, job.id);
+    for (Running& job : running) {
+      absl::StatusOr<fs::PrefetchReport> report =
+          AskOrRestart(client, job, images[job.index], options);
       if (report.ok()) {
         reports[job.index] = *std::move(report);
-        reports[job.index].image = images[job.index];
       } else {
         fail(job.index, Annotate(report.status(), "prefetch " + images[job.index]));
       }
-      return reports[job.index].finished;
-    });
+    }
+    std::erase_if(running, [&](const Running& job) { return reports[job.index].finished; });
     ShowProgress(line, reports);
   }
   return reports;

@@ -13,6 +13,7 @@
 
 #include "chunkstore/base/file.h"
 #include "chunkstore/base/json.h"
+#include "chunkstore/base/output_file.h"
 #include "chunkstore/base/signals.h"
 #include "fs/engine/client.h"
 #include "fs/image/oci.h"
@@ -40,17 +41,28 @@ absl::Status Write(const std::string& path, const fs::Profile& profile) {
     PrintText("{}\n", text);
     return absl::OkStatus();
   }
-  return WriteFileAtomically(path, text + "\n");
+  return WriteOutputFile(path, text + "\n");
+}
+
+// What is recorded for it would be lost.
+absl::Status CheckOutput(const std::string& path) {
+  return path == "-" ? absl::OkStatus() : CheckOutputFile(path);
+}
+
+absl::StatusOr<json> Call(fs::Client& client, const char* op, const std::string& target) {
+  absl::StatusOr<json> reply = client.Call({{"op", op}, {"target", target}},
+                                           /*start_engine=*/false);
+  if (!absl::IsUnavailable(reply.status())) return reply;
+  return absl::NotFoundError(
+      fmt::format("no image is mounted at {}: {}", target, std::string(reply.status().message())));
 }
 
 absl::Status Start(fs::Client& client, const std::string& target) {
-  return client.Call({{"op", "profile-start"}, {"target", target}}, /*start_engine=*/false)
-      .status();
+  return Call(client, "profile-start", target).status();
 }
 
 absl::StatusOr<fs::Profile> Stop(fs::Client& client, const std::string& target) {
-  ASSIGN_OR_RETURN(const json reply, client.Call({{"op", "profile-stop"}, {"target", target}},
-                                                 /*start_engine=*/false));
+  ASSIGN_OR_RETURN(const json reply, Call(client, "profile-stop", target));
   return fs::Profile::Parse(reply.value("profile", ""));
 }
 
@@ -86,6 +98,7 @@ class TimedRecording {
 };
 
 absl::StatusOr<int> RecordRun(const RecordOptions& options) {
+  RETURN_IF_ERROR(CheckOutput(options.output), "record a profile");
   ContainerOptions container = options.container;
   container.record = true;
   std::unique_ptr<TimedRecording> recording;
@@ -129,6 +142,7 @@ absl::StatusOr<int> Record(RecordOptions& options) {
   ASSIGN_OR_RETURN(const std::string target, ExistingDirectory(options.mount), "--mount");
   ASSIGN_OR_RETURN(std::string state, StateFor(options.container.state, target));
   fs::Client client(std::move(state), ProgramPath());
+  RETURN_IF_ERROR(CheckOutput(options.output), "record a profile");
   RETURN_IF_ERROR(Start(client, target), "record a profile");
   const absl::Status waited = WaitForStop(options.seconds);
   ASSIGN_OR_RETURN(const fs::Profile profile, Stop(client, target), "record a profile");
@@ -155,6 +169,7 @@ absl::StatusOr<int> StopLive(const LiveOptions& options) {
   ASSIGN_OR_RETURN(const std::string target, ExistingDirectory(options.mount));
   ASSIGN_OR_RETURN(std::string state, StateFor(options.state, target));
   fs::Client client(std::move(state), ProgramPath());
+  RETURN_IF_ERROR(CheckOutput(options.output), "the recording goes on");
   ASSIGN_OR_RETURN(const fs::Profile profile, Stop(client, target), "record a profile");
   RETURN_IF_ERROR(Write(options.output, profile));
   return kExitOk;

@@ -11,6 +11,7 @@
 #include <filesystem>
 
 #include "chunkstore/base/file.h"
+#include "chunkstore/base/output_file.h"
 #include "chunkstore/base/signals.h"
 #include "tools/lamina/output.h"
 
@@ -243,7 +244,7 @@ absl::StatusOr<int> ExecInSandbox(backends::Sandbox& sandbox, ExecRequest reques
     if (!file.error.empty()) {
       PrintError(fmt::format("--out {}: {}", file.path, file.error));
     } else {
-      RETURN_IF_ERROR(WriteFileAtomically(host, file.content, file.mode), "--out");
+      RETURN_IF_ERROR(WriteOutputFile(host, file.content, file.mode), "--out");
     }
   }
   if (flags.json) {

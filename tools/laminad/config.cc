@@ -5,8 +5,10 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <charconv>
 #include <functional>
 #include <optional>
+#include <system_error>
 #include <vector>
 
 #include "chunkstore/base/file.h"
@@ -129,12 +131,20 @@ std::optional<std::string> SetFormat(const toml::node& node, Config& config) {
   return std::nullopt;
 }
 
+bool IsPort(std::string_view text) {
+  uint16_t port = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), port);
+  return error == std::errc() && end == text.data() + text.size() && port != 0;
+}
+
 std::optional<std::string> SetListen(const toml::node& node, Config& config) {
   if (auto wanted = Text(&Config::metrics_listen)(node, config)) return wanted;
   const std::string& listen = config.metrics_listen;
-  const bool known = listen.empty() || listen.starts_with("unix:/") ||
-                     (!listen.starts_with("unix:") && listen.find(':') != std::string::npos);
-  if (!known) return "unix:PATH with an absolute path, or ADDRESS:PORT";
+  if (listen.empty() || listen.starts_with("unix:/")) return std::nullopt;
+  const size_t colon = listen.rfind(':');
+  const bool known = !listen.starts_with("unix:") && colon != std::string::npos &&
+                     IsPort(std::string_view(listen).substr(colon + 1));
+  if (!known) return "unix:PATH with an absolute path, or ADDRESS:PORT with a port of 1 to 65535";
   return std::nullopt;
 }
 

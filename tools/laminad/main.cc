@@ -28,11 +28,14 @@ namespace lamina::daemon {
 namespace {
 
 constexpr const char* kCheckConfig = "--check-config";
+constexpr const char* kRunningState = "--running-state";
 
 struct Options {
   std::string config_path = kDefaultConfigPath;
   bool config_given = false;
   std::string state;  // instead of the configuration's
+  // Check the configuration for a laminad that runs on this state directory.
+  std::string running_state;
   bool worker = false;
   bool check_config = false;
 };
@@ -165,16 +168,40 @@ absl::Status RunWorker(const Config& config) {
   return fs::RunServer(options);
 }
 
-absl::Status Supervise(const Config& config, std::vector<std::string> arguments) {
+// A worker on another state directory than the supervisor's would find none of the mounts whose
+// descriptors it gets. The sockets stay those of the supervisor's start.
+absl::Status CheckReload(const Config& config, const std::string& running_state) {
+  std::error_code ignored;
+  if (config.state == running_state ||
+      std::filesystem::equivalent(config.state, running_state, ignored)) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      fmt::format("state is {} now, and laminad runs on {}: only a restart changes it",
+                  config.state, running_state));
+}
+
+absl::Status Check(const Config& config, const Options& options) {
+  RETURN_IF_ERROR(SocketsOf(config).status());
+  if (!options.running_state.empty()) return CheckReload(config, options.running_state);
+  return CheckSockets(config);
+}
+
+absl::Status Supervise(const Config& config, const Options& options,
+                       std::vector<std::string> arguments) {
+  ASSIGN_OR_RETURN(std::vector<ListeningSocket> sockets, SocketsOf(config));
   std::error_code error;
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
   if (error) return ErrnoStatus(error.value(), "find this program");
   arguments.insert(arguments.begin(), program.string());
   std::vector<std::string> check = arguments;
   check.emplace_back(kCheckConfig);
+  check.push_back(fmt::format("{}={}", kRunningState, config.state));
+  // The file may say otherwise by the time a worker reads it.
+  if (options.state.empty()) arguments.push_back("--state=" + config.state);
   arguments.emplace_back("--worker");
   return RunSupervisor({.state = config.state,
-                        .sockets = SocketsOf(config),
+                        .sockets = std::move(sockets),
                         .command = std::move(arguments),
                         .check = std::move(check),
                         .give_up_after = config.give_up_after,
@@ -183,9 +210,9 @@ absl::Status Supervise(const Config& config, std::vector<std::string> arguments)
 
 absl::Status Run(const Options& options, std::vector<std::string> arguments) {
   ASSIGN_OR_RETURN(const Config config, ConfigFor(options));
-  if (options.check_config) return absl::OkStatus();
+  if (options.check_config) return Check(config, options);
   SetUpLogging(config);
-  return options.worker ? RunWorker(config) : Supervise(config, std::move(arguments));
+  return options.worker ? RunWorker(config) : Supervise(config, options, std::move(arguments));
 }
 
 }  // namespace
@@ -207,6 +234,7 @@ int main(int argc, char** argv) {
   app.add_option("--state", options.state, "State directory [as the configuration says]");
   app.add_flag(lamina::daemon::kCheckConfig, options.check_config,
                "Only check the configuration: 0 if laminad would take it, 2 if not");
+  app.add_option(lamina::daemon::kRunningState, options.running_state)->group("");
   app.add_flag("--worker", options.worker)->group("");  // for the supervisor
   CLI11_PARSE(app, argc, argv);
   options.config_given = config->count() > 0;

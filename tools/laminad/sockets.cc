@@ -6,7 +6,9 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <map>
 #include <memory>
+#include <system_error>
 
 #include "fs/engine/socket.h"
 
@@ -14,6 +16,45 @@ namespace lamina::daemon {
 namespace {
 
 constexpr std::string_view kUnix = "unix:";
+// systemd makes it, and the state directory, when it starts laminad (systemd/laminad.service).
+constexpr std::string_view kRuntimeDirectory = "/run/lamina";
+
+struct UnixSocket {
+  const char* name;
+  std::string path;
+  std::string group;  // may be empty
+};
+
+std::vector<UnixSocket> UnixSocketsOf(const Config& config) {
+  std::vector<UnixSocket> sockets = {
+      {kControlName, fmt::format("{}/{}", config.state, fs::kControlSocket), ""}};
+  if (!config.api_socket.empty()) {
+    sockets.push_back({kApiName, config.api_socket, config.api_group});
+  }
+  if (!config.snapshotter_socket.empty()) {
+    sockets.push_back({kSnapshotterName, config.snapshotter_socket, config.snapshotter_group});
+  }
+  if (config.metrics_listen.starts_with(kUnix)) {
+    sockets.push_back(
+        {kMetricsName, config.metrics_listen.substr(kUnix.size()), config.metrics_group});
+  }
+  return sockets;
+}
+
+absl::Status CheckPathsDiffer(const std::vector<UnixSocket>& sockets) {
+  std::map<std::filesystem::path, std::string> names;
+  for (const UnixSocket& socket : sockets) {
+    const std::filesystem::path path(socket.path);
+    std::error_code ignored;  // of a directory that is not there: it is compared as it is written
+    const auto directory = std::filesystem::weakly_canonical(path.parent_path(), ignored);
+    const auto [other, is_new] =
+        names.emplace((ignored ? path.parent_path() : directory) / path.filename(), socket.name);
+    if (is_new) continue;
+    return absl::InvalidArgumentError(fmt::format("{} is the path of two sockets: {} and {}",
+                                                  socket.path, other->second, socket.name));
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<UniqueFd> ListenAt(const std::string& path, const std::string& group) {
   const std::filesystem::path parts(path);
@@ -22,8 +63,10 @@ absl::StatusOr<UniqueFd> ListenAt(const std::string& path, const std::string& gr
   return socket;
 }
 
-// "ADDRESS:PORT", an IPv6 address in brackets.
-absl::StatusOr<UniqueFd> ListenTcp(const std::string& where) {
+using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
+
+// Of "ADDRESS:PORT", an IPv6 address in brackets.
+absl::StatusOr<Addresses> AddressesOf(const std::string& where) {
   const size_t colon = where.rfind(':');
   std::string address = where.substr(0, colon);
   if (address.starts_with('[') && address.ends_with(']')) {
@@ -38,7 +81,11 @@ absl::StatusOr<UniqueFd> ListenTcp(const std::string& where) {
   if (error != 0) {
     return absl::InvalidArgumentError(fmt::format("listen on {}: {}", where, gai_strerror(error)));
   }
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(list, &::freeaddrinfo);
+  return Addresses(list, &::freeaddrinfo);
+}
+
+absl::StatusOr<UniqueFd> ListenTcp(const std::string& where) {
+  ASSIGN_OR_RETURN(const Addresses list, AddressesOf(where));
   UniqueFd socket(::socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!socket.valid()) return ErrnoStatus(errno, "create a socket");
   const int yes = 1;
@@ -52,29 +99,35 @@ absl::StatusOr<UniqueFd> ListenTcp(const std::string& where) {
 
 }  // namespace
 
-std::vector<ListeningSocket> SocketsOf(const Config& config) {
+absl::StatusOr<std::vector<ListeningSocket>> SocketsOf(const Config& config) {
+  const std::vector<UnixSocket> unix_sockets = UnixSocketsOf(config);
+  RETURN_IF_ERROR(CheckPathsDiffer(unix_sockets));
   std::vector<ListeningSocket> sockets;
-  const std::string control = fmt::format("{}/{}", config.state, fs::kControlSocket);
-  sockets.push_back({kControlName, [control] { return ListenAt(control, ""); }, control});
-  if (const std::string& path = config.api_socket; !path.empty()) {
-    sockets.push_back(
-        {kApiName, [path, group = config.api_group] { return ListenAt(path, group); }, path});
-  }
-  if (const std::string& path = config.snapshotter_socket; !path.empty()) {
-    sockets.push_back({kSnapshotterName,
-                       [path, group = config.snapshotter_group] { return ListenAt(path, group); },
-                       path});
+  for (const auto& [name, path, group] : unix_sockets) {
+    sockets.push_back({name, [path = path, group = group] { return ListenAt(path, group); }, path});
   }
   const std::string& metrics = config.metrics_listen;
-  if (metrics.starts_with(kUnix)) {
-    const std::string path = metrics.substr(kUnix.size());
-    sockets.push_back({kMetricsName,
-                       [path, group = config.metrics_group] { return ListenAt(path, group); },
-                       path});
-  } else if (!metrics.empty()) {
+  if (!metrics.empty() && !metrics.starts_with(kUnix)) {
     sockets.push_back({kMetricsName, [metrics] { return ListenTcp(metrics); }, ""});
   }
   return sockets;
+}
+
+absl::Status CheckSockets(const Config& config) {
+  const std::vector<UnixSocket> sockets = UnixSocketsOf(config);
+  RETURN_IF_ERROR(CheckPathsDiffer(sockets));
+  for (const auto& [name, path, group] : sockets) {
+    const std::filesystem::path parts(path);
+    const std::string directory = parts.parent_path();
+    std::error_code ignored;
+    const bool is_made = directory == config.state || directory == kRuntimeDirectory;
+    if (is_made && !std::filesystem::exists(directory, ignored)) continue;
+    RETURN_IF_ERROR(fs::CheckListenUnix(directory, parts.filename()), "{} socket", name);
+    if (!group.empty()) RETURN_IF_ERROR(fs::FindGroup(group).status(), "{} socket", name);
+  }
+  const std::string& metrics = config.metrics_listen;
+  if (metrics.empty() || metrics.starts_with(kUnix)) return absl::OkStatus();
+  return AddressesOf(metrics).status();
 }
 
 }  // namespace lamina::daemon

@@ -16,7 +16,11 @@ inline constexpr const char* kApiName = "api";          // gRPC
 inline constexpr const char* kSnapshotterName = "snapshotter";  // gRPC, for containerd
 inline constexpr const char* kMetricsName = "metrics";
 
-std::vector<ListeningSocket> SocketsOf(const Config& config);
+// kInvalidArgument if two of them have the same path.
+absl::StatusOr<std::vector<ListeningSocket>> SocketsOf(const Config& config);
+// Whether they could be opened, as far as that can be known without opening them. The state directory
+// need not be there yet.
+absl::Status CheckSockets(const Config& config);
 
 }  // namespace lamina::daemon
 
