@@ -59,7 +59,8 @@ std::string PlaceOf(const std::string& path) {
 absl::Status LoadModules(const std::string& directory) {
   for (const std::string& name : Names(directory)) {
     if (name.find(".ko") == std::string::npos) continue;  // a directory
-    ASSIGN_OR_RETURN(const UniqueFd file, OpenFile(fmt::format("{}/{}", directory, name), O_RDONLY));
+    ASSIGN_OR_RETURN(const UniqueFd file,
+                     OpenFile(fmt::format("{}/{}", directory, name), O_RDONLY));
     const int flags = name.ends_with(".ko") ? 0 : MODULE_INIT_COMPRESSED_FILE;
     if (::syscall(SYS_finit_module, file.get(), "", flags) != 0 && errno != EEXIST) {
       return ErrnoStatus(errno, "load module " + name);
