@@ -79,8 +79,8 @@ class FramePipeline {
   std::condition_variable work_delivered_;
   // Numbers of frames so far, guarded by mutex_. delivered_ <= taken_ <= submitted_ < delivered_ +
   // slots_.size() between calls: one slot is always free to be filled.
-  uint64_t submitted_ =
-      0;  // written by the submitting thread only, which reads it without the lock
+  // Written by the submitting thread only, which reads it without the lock.
+  uint64_t submitted_ = 0;
   uint64_t taken_ = 0;
   uint64_t delivered_ = 0;
   absl::Status error_;  // the first one: nothing is delivered after it

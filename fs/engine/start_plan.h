@@ -31,8 +31,8 @@ class StartPlan {
   // By who mounts: what the plan is for.
   void Attached(std::vector<std::shared_ptr<chunkstore::Blob>> blobs,
                 std::shared_ptr<const MergedMetadata> metadata);
-  // Waits until it is known what the image's profile, or its layout, says, or that it has none; not longer than
-  // `patience`. A start that is a little later needs far fewer requests then.
+  // Waits until it is known what the image's profile, or its layout, says, or that it has neither; not
+  // longer than `patience`. A start that is a little later needs far fewer requests then.
   void AwaitProfile(std::chrono::milliseconds patience);
 
  private:

@@ -22,6 +22,14 @@ uint64_t GapFor(const Image& image) {
   return image.origin->preferred_request_size() > 0 ? kGap : 0;
 }
 
+absl::StatusOr<PackContent> OpenPack(const Image& image, const AttachedProfile& attached,
+                                     const Prefetcher::Work& work) {
+  PackContent pack;
+  ASSIGN_OR_RETURN(pack.frames, LayOutPack(attached.profile, work.blobs, attached.pack->size));
+  ASSIGN_OR_RETURN(pack.object, image.origin->Open(attached.pack->digest, attached.pack->size));
+  return pack;
+}
+
 }  // namespace
 
 absl::Status PlanFromProfile(const Image& image, Prefetcher::Work& work) {
@@ -39,27 +47,18 @@ absl::Status PlanFromProfile(const Image& image, Prefetcher::Work& work) {
 }
 
 void PlanFromProfile(const Image& image, const AttachedProfile& attached, Prefetcher::Work& work) {
-  const std::vector<chunkstore::Touch> touches = TouchesIn(attached.profile, work.blobs);
-  work.plan = PlanFor(touches, work.blobs, GapFor(image));
-  if (!attached.pack) return;
-  // Without its pack a profile is still of use.
-  absl::StatusOr<std::vector<PackContent::Frame>> frames =
-      LayOutPack(attached.profile, work.blobs, attached.pack->size);
-  absl::Status status = frames.status();
-  if (frames.ok()) {
-    absl::StatusOr<std::unique_ptr<chunkstore::OriginObject>> object =
-        image.origin->Open(attached.pack->digest, attached.pack->size);
-    status = object.status();
-    if (object.ok()) {
-      work.pack = {.object = *std::move(object), .frames = *std::move(frames)};
-      // What lies between the frames is not in the pack, and saves no request behind it.
-      work.plan = PlanFor(touches, work.blobs, /*gap=*/0);
+  if (attached.pack) {
+    absl::StatusOr<PackContent> pack = OpenPack(image, attached, work);
+    if (pack.ok()) {
+      work.pack = *std::move(pack);
+    } else {  // without it a profile is still of use
+      spdlog::warn("{}: pack {} is not used: {}", image.reference, attached.pack->digest.ToString(),
+                   std::string(pack.status().message()));
     }
   }
-  if (!status.ok()) {
-    spdlog::warn("{}: pack {} is not used: {}", image.reference, attached.pack->digest.ToString(),
-                 std::string(status.message()));
-  }
+  // What lies between the frames of a pack is not in it, and saves no request behind it.
+  const uint64_t gap = work.pack.object != nullptr ? 0 : GapFor(image);
+  work.plan = PlanFor(TouchesIn(attached.profile, work.blobs), work.blobs, gap);
 }
 
 bool PlanFromLayout(const Image& image, Prefetcher::Work& work) {
