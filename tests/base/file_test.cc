@@ -8,9 +8,10 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <optional>
 #include <string>
 #include <vector>
+
+#include "tests/base/directory_testing.h"
 
 namespace lamina {
 namespace {
@@ -22,27 +23,7 @@ using ::testing::StartsWith;
 
 bool IsOpen(int fd) { return ::fcntl(fd, F_GETFD) >= 0; }
 
-class FileTest : public testing::Test {
- protected:
-  void SetUp() override {
-    auto directory = TemporaryDirectory::Create(testing::TempDir(), "file-test-");
-    ASSERT_EQ(directory.status(), absl::OkStatus());
-    directory_ = *std::move(directory);
-  }
-
-  std::string Path(std::string_view name) const {
-    return fmt::format("{}/{}", directory_->path(), name);
-  }
-  std::vector<std::string> Names() const {
-    std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(directory_->path())) {
-      names.push_back(entry.path().filename());
-    }
-    return names;
-  }
-
-  std::optional<TemporaryDirectory> directory_;
-};
+class FileTest : public DirectoryTest {};
 
 TEST_F(FileTest, UniqueFdClosesWhatItOwns) {
   int number = -1;

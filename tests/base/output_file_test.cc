@@ -8,11 +8,11 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "chunkstore/base/file.h"
+#include "tests/base/directory_testing.h"
 
 namespace lamina {
 namespace {
@@ -20,27 +20,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-class OutputFileTest : public testing::Test {
- protected:
-  void SetUp() override {
-    auto directory = TemporaryDirectory::Create(testing::TempDir(), "output-file-test-");
-    ASSERT_EQ(directory.status(), absl::OkStatus());
-    directory_ = *std::move(directory);
-  }
-
-  std::string Path(std::string_view name) const {
-    return fmt::format("{}/{}", directory_->path(), name);
-  }
-  std::vector<std::string> Names() const {
-    std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(directory_->path())) {
-      names.push_back(entry.path().filename());
-    }
-    return names;
-  }
-
-  std::optional<TemporaryDirectory> directory_;
-};
+class OutputFileTest : public DirectoryTest {};
 
 TEST_F(OutputFileTest, OutputGoesThroughSymbolicLinksWhichStay) {
   std::filesystem::create_directory(Path("d"));
